@@ -1,0 +1,128 @@
+"""`summary.json`: the answer as one finite JSON object, the same that `output=json` prints.
+
+Its keys are a contract (see the command line's documentation). What is not known is null: no NaN, no infinity, and no
+zero for a price nobody gave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asap_ray.report.answer import Answer, SliceAnswer
+
+if TYPE_CHECKING:
+    from asap_ray.physics.roofline import Estimate
+
+
+def summary(answer: Answer) -> dict[str, Any]:
+    """The answer as a JSON object: `best` and `space` are those of the slice with the fastest step.
+
+    With more than one slice, `hardware_ranking` lists them all, fastest first.
+    """
+    winner = answer.winner
+    found: dict[str, Any] = {
+        "task": answer.task,
+        "model": answer.model,
+        "hardware": winner.slice.name,
+        "stack": answer.stack,
+        "seed": answer.seed,
+        "best": estimate_fields(winner.best),
+        "baseline": estimate_fields(answer.baseline),
+        "space": space_fields(winner),
+        "trials": dict(answer.trials),
+        "resumed": answer.resumed,
+        "stop_reason": answer.stop_reason,
+        "agents": dict(answer.agents),
+        "llm": dict(answer.llm),
+        "wall_s": answer.wall_s,
+        "versions": dict(answer.versions),
+    }
+    if len(answer.slices) > 1:
+        found["hardware_ranking"] = hardware_ranking(answer)
+    return finite(found)
+
+
+def summary_text(answer: Answer) -> str:
+    """The summary as indented JSON text."""
+    return json.dumps(summary(answer), indent=2, allow_nan=False)
+
+
+def estimate_fields(estimate: Estimate | None) -> dict[str, Any] | None:
+    """The figures of one estimate under the names of `summary.json`; None where there is none."""
+    if estimate is None:
+        return None
+    return {
+        "plan": estimate.plan.as_dict(),
+        "line": estimate.plan.line,
+        "step_time_s": estimate.step_time_s,
+        "interval_s": list(estimate.interval_s),
+        "floor_s": estimate.floor_s,
+        "serial_s": estimate.serial_s,
+        "mfu": estimate.mfu,
+        "tokens_per_s": estimate.tokens_per_s,
+        "hbm_bytes": estimate.hbm_bytes,
+        "source": estimate.source,
+    }
+
+
+def space_fields(answer: SliceAnswer) -> dict[str, Any]:
+    """How many plans there were, how many are legal, and how many each rule removed."""
+    return {"total": answer.total, "legal": answer.legal, "removed": dict(answer.removed)}
+
+
+def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
+    """Each slice's best plan, fastest step first, with its place by step time, throughput and cost.
+
+    Where nothing fits or the price is not known the figure and the place are null.
+    """
+    ranked = answer.by_step_time
+    throughput = [each.best.tokens_per_s if each.best else None for each in ranked]
+    cost = [each.usd_per_million_tokens for each in ranked]
+    by_time = places([each.best.step_time_s if each.best else None for each in ranked])
+    by_throughput = places([None if rate is None else -rate for rate in throughput])
+    by_cost = places(cost)
+    return [
+        {
+            "hardware": each.slice.name,
+            "chips": each.slice.chips,
+            "devices": each.slice.devices,
+            "best": estimate_fields(each.best),
+            "tokens_per_s": throughput[i],
+            "tokens_per_s_per_chip": each.best.tokens_per_s / each.slice.chips if each.best else None,
+            "usd_per_million_tokens": cost[i],
+            "rank": {
+                "step_time_s": by_time[i],
+                "tokens_per_s": by_throughput[i],
+                "usd_per_million_tokens": by_cost[i],
+            },
+            "space": space_fields(each),
+            "fitting": each.fitting,
+        }
+        for i, each in enumerate(ranked)
+    ]
+
+
+def places(figures: list[float | None]) -> list[int | None]:
+    """The place of each figure, 1 for the smallest; equal figures share a place, and None has none."""
+    known = [figure for figure in figures if figure is not None]
+    return [None if figure is None else 1 + sum(other < figure for other in known) for figure in figures]
+
+
+def finite(value: Any) -> Any:
+    """The value as plain JSON types, with NaN and infinities as None."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [finite(each) for each in value]
+    if isinstance(value, np.generic):
+        return finite(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)
