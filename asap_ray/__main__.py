@@ -1,0 +1,68 @@
+"""Entry point: read the command line, check it, hand over to one task.
+
+Whatever a user can get wrong ends here as one line on stderr and status 1; a traceback is a fault of the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from asap_ray import __version__
+from asap_ray.errors import AsapError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise AsapError(f"{message}; see --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="asap-ray", add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-cd", "--config-dir")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status (0 done, 1 something for the user to change, 2 and up by task)."""
+    try:
+        return _run(_parser().parse_intermixed_args(argv))
+    except AsapError as error:
+        print("asap-ray:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.version:
+        print(f"asap-ray {__version__}")
+        return 0
+    if args.help:
+        from asap_ray.usage import help_text
+
+        print(help_text(args.config_dir))
+        return 0
+    from asap_ray.overrides import configure, jobs
+
+    words = [*args.words, *([f"config_dir={args.config_dir}"] if args.config_dir is not None else [])]
+    configs = [configure(job) for job in jobs(words, multirun=args.multirun)]
+    if args.multirun:  # jobs of one sweep must not write over each other
+        configs = [dataclasses.replace(each, run_dir=str(each.run_path / str(i))) for i, each in enumerate(configs)]
+    if args.cfg:
+        from omegaconf import OmegaConf
+
+        print("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(each)) for each in configs), end="")
+        return 0
+    return max(importlib.import_module(f"asap_ray.tasks.{each.task}").run(each) for each in configs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

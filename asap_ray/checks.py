@@ -1,0 +1,181 @@
+"""What a configuration may hold: small checks, each of which raises `ConfigError` for one kind of mistake.
+
+Only what needs neither a file nor the physics is checked here. Slice names, axes and sizes that must divide are checked
+by those who own them, before anything is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from asap_ray.config import Config
+from asap_ray.errors import ConfigError
+
+TASKS: Mapping[str, str] = MappingProxyType(
+    {
+        "tune": "find the plan with the shortest step on each slice, and say why",
+        "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
+    }
+)
+# The command line is a contract: these names are taken, and say so, before what they name is there.
+LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "task": ("validate", "calibrate", "compare", "nightly", "export", "show", "launch", "doctor"),
+        "tiers": ("compile", "run", "command", "replay"),
+        "agents": ("playbook", "llm", "policy"),
+        "search": ("random", "gp", "cmaes", "nsga2", "qmc", "grid"),
+    }
+)
+LATER_KEYS = (
+    *("scenario", "validate.tables", "compare.tables", "compare.seeds"),
+    *("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address"),
+)
+NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "task": tuple(TASKS),
+        "tiers": ("auto", "roofline"),
+        "agents": ("auto", "none"),
+        "search": ("tpe",),
+        "output": ("auto", "rich", "plain", "json"),
+        "workload.optimizer": ("adamw",),
+    }
+)
+# Wide enough for any real job, narrow enough that a slip of the keyboard is caught.
+LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "workload.global_batch": (1, 2**24),
+        "workload.seq_len": (1, 2**24),
+        "seed": (0, 2**32 - 1),
+        "top": (1, 1000),
+    }
+)
+TEXTS = ("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision", "hardware.slices")
+NOT_YET = "not part of this version"
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value at a dotted key of a dataclass or mapping; None where a mapping lacks it."""
+    return reduce(
+        lambda node, name: node.get(name) if isinstance(node, Mapping) else getattr(node, name), key.split("."), config
+    )
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def check_names(config: Config) -> None:
+    """Choices by name: an unknown one is refused with the nearest, a planned one with what works today."""
+    for key, allowed in NAMES.items():
+        given = value_at(config, key)
+        for name in _items(given):
+            if name in LATER.get(key, ()):
+                raise ConfigError(key, name, f"{NOT_YET}; allowed now: {', '.join(allowed)}")
+            if name is not None and name not in allowed:
+                raise ConfigError(key, name, f"allowed: {', '.join(allowed)}", allowed)
+        if given == []:
+            raise ConfigError(key, "[]", f"at least one of: {', '.join(allowed)}")
+
+
+def check_later_keys(config: Config) -> None:
+    """Keys that are promised but would do nothing today are refused rather than ignored."""
+    for key in LATER_KEYS:
+        if hasattr(config, key.split(".")[0]) and (given := value_at(config, key)) is not None:
+            raise ConfigError(
+                key, given, f"{NOT_YET}: the roofline prices the whole space and runs no trials; leave it out"
+            )
+
+
+def range_text(key: str) -> str:
+    """The numbers allowed at a key of `LIMITS`, in words."""
+    low, high = LIMITS[key]
+    return f"a whole number from {low:,} to {high:,}"
+
+
+def check_limits(config: Config) -> None:
+    """Whole numbers that must lie in a range."""
+    for key, (low, high) in LIMITS.items():
+        value = value_at(config, key)
+        if value is not None and not low <= value <= high:
+            raise ConfigError(key, value, range_text(key))
+
+
+def check_texts(config: Config) -> None:
+    """Texts and paths may be left out, but not be empty or hold control characters."""
+    for key in TEXTS:
+        for text in _items(value_at(config, key)):
+            if text is not None and (not str(text).strip() or not str(text).isprintable()):
+                raise ConfigError(key.removesuffix(".slices"), text, "text that is not empty, on one line")
+
+
+def check_model(config: Config) -> None:
+    """A model is named or read from a file, not both."""
+    if not config.model:
+        raise ConfigError("+model", "", "a model is needed")
+    if "hf_config" in config.model and len(config.model) > 1:
+        raise ConfigError("+model.hf_config", config.model["hf_config"], "a config.json or a named model, not both")
+
+
+def check_slices(config: Config) -> None:
+    """At least one slice, none of them twice."""
+    slices = config.hardware.slices
+    if not slices:
+        raise ConfigError("hardware", "[]", "at least one slice, e.g. hardware=v5p-128")
+    if twice := next((name for name in slices if slices.count(name) > 1), None):
+        raise ConfigError("hardware", twice, "each slice once")
+
+
+def check_space(config: Config) -> None:
+    """`fix` and `forbid` give plain values; an empty entry of `forbid` would leave nothing."""
+    for index, entry in enumerate(config.space.forbid):
+        if not entry:
+            raise ConfigError(f"space.forbid[{index}]", "{}", "at least one axis or knob, e.g. {pipeline: 2}")
+    for key, entry in (("space.fix", config.space.fix), *(("space.forbid", entry) for entry in config.space.forbid)):
+        for name, value in entry.items():
+            if value is None or value == "" or isinstance(value, Mapping):
+                raise ConfigError(f"{key}.{name}", value, "a number, a word, or a list of them")
+
+
+def check_config_dir(config_dir: str | None) -> str | None:
+    """The user's own folder of settings exists; checked before it is searched."""
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise ConfigError("config_dir", config_dir, "an existing folder with model/, stack/ or hardware/ in it")
+    return config_dir
+
+
+def check_run_dir(config: Config) -> None:
+    """The run directory exists or can be made."""
+    places = (config.run_path, *config.run_path.parents)
+    try:
+        blocked = [place for place in places if place.exists() and not place.is_dir()]
+    except OSError as error:
+        raise ConfigError("run_dir", f"{config.run_path.name[:60]}…", f"a folder, but: {error.strerror}") from error
+    if blocked:
+        raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
+
+
+CHECKS: Iterable[Callable[[Config], None]] = (
+    check_names,
+    check_later_keys,
+    check_limits,
+    check_texts,
+    check_model,
+    check_slices,
+    check_space,
+    check_run_dir,
+)
+
+
+def check(config: Config) -> Config:
+    """Return `config` if every check passes.
+
+    Raises:
+        ConfigError: the first mistake found, naming its key.
+    """
+    for each in CHECKS:
+        each(config)
+    return config

@@ -1,0 +1,122 @@
+"""The configuration: what a command line can set, as dataclasses nested by owner.
+
+`conf/` holds the settings that are chosen by name (models, stacks, chips); keys, types and defaults live here, once.
+`overrides.configure` turns command-line words into a `Config`; nothing below the task sees Hydra or OmegaConf.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def _help(text: str) -> dict[str, str]:
+    """The line that --help prints for a key."""
+    return {"help": text}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareConfig:
+    """Which slices to plan for; `hardware=X` on the command line is short for `hardware.slices=X`."""
+
+    slices: list[str] = field(
+        default_factory=lambda: ["v5p-128"],
+        metadata=_help("a slice name, or a list of them to rank: [v5p-128,h100x64]"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadConfig:
+    """The training shape; null takes what the model was published with."""
+
+    global_batch: int | None = field(default=None, metadata=_help("sequences per optimizer step"))
+    seq_len: int | None = field(default=None, metadata=_help("tokens per sequence"))
+    precision: str | None = field(default=None, metadata=_help("number format of the matrix products (bf16)"))
+    optimizer: str | None = field(default=None, metadata=_help("optimizer whose state is kept"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpaceConfig:
+    """What of the plan space is open."""
+
+    fix: dict[str, Any] = field(default_factory=dict, metadata=_help("pin axes and knobs: {tensor: 8, remat: full}"))
+    forbid: list[dict[str, Any]] = field(
+        default_factory=list, metadata=_help("leave out every plan that matches one of these: [{pipeline: 2}]")
+    )
+    numerics: list[str] = field(default_factory=list, metadata=_help("knobs that may change the numerics: [precision]"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetConfig:
+    """What a search may spend; null is no limit of its own."""
+
+    trials: int | None = field(default=None, metadata=_help("trials at most"))
+    compile: int | None = field(default=None, metadata=_help("compilations at most"))
+    minutes: float | None = field(default=None, metadata=_help("wall-clock minutes at most"))
+    chip_hours: float | None = field(default=None, metadata=_help("chip hours at most"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayConfig:
+    """The cluster that runs trials."""
+
+    address: str | None = field(default=None, metadata=_help("address of a running Ray cluster"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """One command: everything that a task needs, checked."""
+
+    task: str = field(default="tune", metadata=_help("what to do"))
+    model: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_help("an architecture by name, or hf_config: path of a Hugging Face config.json"),
+    )
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    stack: dict[str, Any] = field(default_factory=dict, metadata=_help("the trainer that the plan is for, by name"))
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    plan: str | None = field(default=None, metadata=_help("the plan to explain, in one line; null explains the best"))
+    baseline: str | None = field(
+        default=None, metadata=_help("a plan in one line, or a file with one, to compare with")
+    )
+    tiers: list[str] = field(default_factory=lambda: ["auto"], metadata=_help("where figures come from, cheap to dear"))
+    agents: str = field(default="auto", metadata=_help("the brain that proposes plans"))
+    search: str = field(
+        default="tpe", metadata=_help("the sampler beside the brain; idle while the whole space can be priced")
+    )
+    space: SpaceConfig = field(default_factory=SpaceConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    seed: int = field(default=0, metadata=_help("same seed, same run"))
+    top: int = field(default=10, metadata=_help("how many plans are listed"))
+    run_dir: str | None = field(
+        default=None, metadata=_help("where the files go; null is runs/<model>-<hardware>-<stack>")
+    )
+    output: str = field(
+        default="auto", metadata=_help("rich is for a terminal; auto is rich there and plain elsewhere")
+    )
+    config_dir: str | None = field(
+        default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/")
+    )
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model; one read from a config.json is called after the folder that holds the file."""
+        if "hf_config" not in self.model:
+            return str(self.model.get("name", "model"))
+        path = Path(str(self.model["hf_config"])).absolute()
+        return path.parent.name if path.stem == "config" else path.stem
+
+    @property
+    def stack_name(self) -> str:
+        """Name of the trainer's stack."""
+        return str(self.stack.get("name", "stack"))
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory, absolute; the task creates it."""
+        label = "-".join((self.model_name, "+".join(self.hardware.slices), self.stack_name))
+        default = Path("runs") / re.sub(r"[^\w.+-]+", "_", label)[:120]
+        return Path(self.run_dir or default).expanduser().absolute()

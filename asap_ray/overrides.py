@@ -1,0 +1,220 @@
+"""Command-line words to a checked `Config`: Hydra's grammar and groups, but our keys and one-line errors.
+
+Words are parsed by Hydra, checked against the keys of `Config`, and only then composed, because Hydra's own messages
+are several lines deep. Three spellings are normalised on the way:
+
+- `model=X` is `+model=X`, since `model` stays out of the defaults list;
+- `hardware=X` sets `hardware.slices`: conf/hardware/ holds chips, and slices are parsed, not listed;
+- every other key is forced (`++key`), so that `+key`, `key` and entries of open mappings all work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from asap_ray.checks import LATER_KEYS, LIMITS, NOT_YET, check, check_config_dir, range_text
+from asap_ray.config import Config
+from asap_ray.errors import AsapError, ConfigError
+from asap_ray.settings import data_dir, setting_files
+
+GROUPS = ("model", "stack")
+OPEN = ("model", "stack", "space.fix")  # mappings whose entries are checked by their owners
+RAW_TEXT = (
+    "plan",
+    "baseline",
+    "run_dir",
+    "config_dir",
+    "model.hf_config",
+)  # taken as typed: paths and plans need no quotes
+WRAPPED = ("hardware.slices", "tiers", "space.numerics")  # one item may be given without brackets
+MAX_WORD = 10_000
+
+
+class Word(NamedTuple):
+    """One `key=value` of the command line: its key without + signs, the value as typed, and what Hydra read in it."""
+
+    key: str
+    text: str
+    parsed: Override
+
+
+def all_keys(owner: Any = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the configuration, sections included."""
+    for field in dataclasses.fields(owner):
+        yield prefix + field.name
+        if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
+            yield from all_keys(field.default_factory, f"{prefix}{field.name}.")
+
+
+def parse_word(word: str) -> Word:
+    """Read one word by Hydra's grammar and check that its key exists.
+
+    Raises:
+        ConfigError: no such key, or a value that the grammar cannot read.
+    """
+    sign, text = word.partition("=")[::2]
+    key = sign.lstrip("+")
+    if "=" not in word or not key:
+        raise AsapError(f"{_short(word)}: options are written key=value, e.g. +model=llama70b; see --help")
+    _check_key(key, text)
+    typed = text
+    if key in RAW_TEXT and text != "null" and text[:1] not in ("'", '"', ""):
+        typed = QuotedString(text, quote=Quote.single).with_quotes()
+    try:
+        parsed = OverridesParser.create().parse_override(f"{sign}={typed}")
+    except (HydraException, ValueError) as error:  # ValueError: more digits than Python turns into a number
+        raise ConfigError(key, _short(text), "cannot be read; put text with special characters in quotes") from error
+    if len(word) > MAX_WORD:
+        raise ConfigError(key, _short(text), f"at most {MAX_WORD:,} characters")
+    return Word(key, text, parsed)
+
+
+def jobs(words: Sequence[str], *, multirun: bool) -> list[list[str]]:
+    """The words of each job: one, or with `multirun` one for each combination of the values given as a,b,c."""
+    choices: list[list[str]] = []
+    for word in map(parse_word, words):
+        if not word.parsed.is_sweep_override():
+            choices.append([f"{word.key}={word.text}"])
+        elif multirun:
+            choices.append([f"{word.key}={value}" for value in word.parsed.sweep_string_iterator()])
+        else:
+            advice = f"one value, or a list in brackets: [{word.text}]; -m runs one job for each value"
+            raise ConfigError(word.key, _short(word.text), advice)
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def configure(words: Sequence[str]) -> Config:
+    """Compose and check the configuration of one job.
+
+    Raises:
+        ConfigError: naming the key, what was given, and what is allowed.
+    """
+    parsed = [parse_word(word) for word in words]
+    config_dir = check_config_dir(next((word.text for word in reversed(parsed) if word.key == "config_dir"), None))
+    chosen = [word.key for word in parsed if word.key in GROUPS]
+    if twice := next((word for word in parsed if chosen.count(word.key) > 1), None):
+        raise ConfigError(twice.key, _short(twice.text), "given more than once")
+    overrides = [_to_hydra(word, config_dir) for word in parsed]
+    if config_dir:
+        overrides.append(f"hydra.searchpath=['file://{config_dir}']")
+    config = to_config(_compose(overrides), {word.key: word.text for word in parsed if word.key in GROUPS})
+    if not config.model:
+        names = ", ".join(setting_files("model", config_dir))
+        raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
+    return check(config)
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    try:
+        with initialize_config_dir(str(data_dir("conf")), version_base="1.3", job_name="asap_ray"):
+            return compose("config", overrides)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a name as the index of a list
+        raise AsapError(f"the configuration cannot be composed: {str(error).splitlines()[0]}; see --help") from error
+
+
+def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
+    """Merge what Hydra composed into the dataclasses; types are checked here.
+
+    Raises:
+        ConfigError: a key that does not exist, or a value of the wrong type.
+    """
+    for key in WRAPPED:
+        value = OmegaConf.select(composed, key)
+        if value is not None and not isinstance(value, ListConfig | DictConfig):
+            OmegaConf.update(composed, key, [value])
+    schema = OmegaConf.structured(Config)
+    for node in (schema, *schema.values()):  # frozen dataclasses come as read-only nodes, which cannot be merged into
+        if isinstance(node, DictConfig):
+            OmegaConf.set_readonly(node, False)
+    _check_shapes(schema, composed, "")
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(schema, composed))
+    except ConfigKeyError as error:
+        raise _unknown_key(str(error.full_key), OmegaConf.select(composed, str(error.full_key))) from error
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "")
+        raise ConfigError(key, _short(OmegaConf.select(composed, key)), _wanted(schema, key)) from error
+    assert isinstance(config, Config)
+    for group, name in chosen.items():
+        getattr(config, group).setdefault("name", name)
+    return config
+
+
+def _check_key(key: str, value: str) -> None:
+    section = key.split(".")[0]
+    if key in LATER_KEYS and section not in {field.name for field in dataclasses.fields(Config)}:
+        raise ConfigError(key, _short(value), f"{NOT_YET}; see --help")
+    inside = any(key.startswith(f"{name}.") for name in OPEN)
+    if not inside and key not in set(all_keys()):
+        raise _unknown_key(key, value)
+
+
+def _unknown_key(key: str, value: object) -> ConfigError:
+    near = difflib.get_close_matches(key.removeprefix("~"), list(all_keys()), n=1, cutoff=0.5)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return ConfigError(key, _short(value), f"no such key{hint}; --help lists what is allowed")
+
+
+def _to_hydra(word: Word, config_dir: str | None) -> str:
+    """The override in the spelling that Hydra composes."""
+    value = word.parsed.input_line or ""
+    typed = value.partition("=")[2]
+    if word.parsed.type not in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD):
+        raise ConfigError(word.key, _short(word.text), "only key=value is allowed")
+    if word.key in GROUPS:
+        names = tuple(setting_files(word.key, config_dir))
+        if str(word.parsed.value()) not in names:
+            raise ConfigError(word.key, _short(word.text), f"allowed: {', '.join(names)}", names)
+        return f"{'+' if word.key == 'model' else ''}{word.key}={word.parsed.value()}"
+    key = "hardware.slices" if word.key == "hardware" else word.key
+    return f"++{key}={typed}"
+
+
+def _check_shapes(schema: Any, given: Any, key: str) -> None:
+    """A mapping where a mapping belongs, a list where a list does: OmegaConf's messages for these name no key."""
+    if isinstance(schema, ListConfig):
+        if not isinstance(given, ListConfig):
+            raise ConfigError(_shown(key), _short(given), "a list: [a,b]")
+        holds_mappings = key == "space.forbid"
+        for item in given:
+            if item is None or isinstance(item, DictConfig) != holds_mappings or isinstance(item, ListConfig):
+                wanted = "a list of mappings: [{key: value}]" if holds_mappings else "a list of names: [a,b]"
+                raise ConfigError(_shown(key), _short(given), wanted)
+    if not isinstance(schema, DictConfig):
+        return
+    if not isinstance(given, DictConfig):
+        raise ConfigError(key, _short(given), "a mapping: {key: value}")
+    for name in given:
+        if name in schema:
+            _check_shapes(schema[name], given[name], f"{key}.{name}".lstrip("."))
+
+
+def _wanted(schema: DictConfig, key: str) -> str:
+    """What type belongs at `key`, in words."""
+    owner, _, name = key.rpartition(".")
+    section = OmegaConf.select(schema, owner) if owner else schema
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(OmegaConf.get_type(section) or Config)}
+    kind = kinds.get(name.split("[")[0], "")
+    words = {"int": range_text(key) if key in LIMITS else "a whole number", "float": "a number", "str": "text"}
+    wanted = words.get(kind.removesuffix(" | None"), "a mapping: {key: value}")
+    return wanted + (", or null" if kind.endswith("None") else "")
+
+
+def _shown(key: str) -> str:
+    return key.removesuffix(".slices")
+
+
+def _short(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"

@@ -1,0 +1,44 @@
+"""Where the package's data lie (beside it in a checkout, inside it in a wheel), and how its YAML files are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from asap_ray.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_dir(name: str) -> Path:
+    """The folder `name` (conf, knowledge): in the package where a wheel was installed, beside it in a checkout."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
+    """Files of `conf/<group>/` by name, sorted, with those of the user's own `config_dir`.
+
+    Raises:
+        ConfigError: a file of `config_dir` has a name that is taken; it would be ignored.
+    """
+    ours = {path.stem: path for path in (data_dir("conf") / group).glob("*.yaml")}
+    theirs = {path.stem: path for path in (Path(config_dir) / group).glob("*.yaml")} if config_dir else {}
+    if taken := sorted(ours.keys() & theirs.keys()):
+        raise ConfigError("config_dir", theirs[taken[0]], f"a name of its own: {group}={taken[0]} is built in")
+    return dict(sorted((ours | theirs).items()))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """One YAML file as plain data, read as Hydra reads it (1e9 is a number)."""
+    data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    if not isinstance(data, dict):
+        raise ConfigError("config_dir", path, "a settings file holds a mapping (key: value)")
+    return {str(key): value for key, value in data.items()}
+
+
+def load_group(group: str, config_dir: str | None = None) -> dict[str, dict[str, Any]]:
+    """All of `conf/<group>/` as plain data by name."""
+    return {name: read_settings(path) for name, path in setting_files(group, config_dir).items()}

@@ -1,0 +1,88 @@
+"""The text of --help: written from the settings and the configuration, so that it cannot fall behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from asap_ray.checks import LATER_KEYS, NAMES, TASKS
+from asap_ray.config import Config
+from asap_ray.settings import load_group, setting_files
+
+HEAD = """\
+usage: asap-ray [task=NAME] +model=NAME [key=value ...] [--config-dir DIR] [--cfg job] [-m]
+       python -m asap_ray +model=llama70b
+
+Find the parallel plan with the shortest training step that fits in memory, prove it, and say why. No chip is needed."""
+FLAGS = """\
+  --config-dir DIR   a folder of your own laid out as conf/: model/, stack/, hardware/
+  --cfg job          print the configuration and stop
+  -m, --multirun     one job for each value of a key given as a,b,c
+  --version          print the version"""
+EXAMPLES = """\
+  asap-ray +model=llama70b
+  asap-ray +model=mixtral8x7b 'hardware=[v5p-128,h100x64]' workload.global_batch=512
+  asap-ray +model.hf_config=config.json hardware=2xv5e-256 output=json
+  asap-ray +model=llama70b 'space.fix={tensor: 4}' 'space.forbid=[{pipeline: 2}]'
+  asap-ray task=explain +model=llama70b plan='fsdp=16 tensor=4 micro_batch=2 remat=full'"""
+
+
+def help_text(config_dir: str | None = None) -> str:
+    """The whole text, with the user's own models, stacks and chips where `config_dir` names them."""
+    parts = (
+        HEAD,
+        "tasks:\n" + _table(TASKS.items()),
+        "models (+model=NAME, or +model.hf_config=PATH of a Hugging Face config.json):\n" + _names("model", config_dir),
+        "slices (hardware=NAME, or a list in brackets):\n" + _slices(config_dir),
+        "stacks (stack=NAME):\n" + _names("stack", config_dir),
+        "keys and defaults:\n" + _table((f"{key}={default}", text) for key, default, text in _keys()),
+        "flags:\n" + FLAGS,
+        "examples:\n" + EXAMPLES,
+    )
+    return "\n\n".join(parts)
+
+
+def _names(group: str, config_dir: str | None) -> str:
+    return textwrap.fill(", ".join(setting_files(group, config_dir)), 100, initial_indent="  ", subsequent_indent="  ")
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    rows = list(rows)
+    width = max(len(left) for left, _ in rows)
+    return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
+
+
+def _slices(config_dir: str | None) -> str:
+    """How slices are written, then the chips that may stand in them."""
+    forms = (
+        ("v5p-128", "a TPU slice by its product name"),
+        ("v5p:8x8x8", "a TPU slice by its topology in chips"),
+        ("2xv5e-256", "two slices over the data-centre network"),
+        ("h100x64", "GPUs in all; h100:8x8 is NVLink domains x GPUs in each"),
+    )
+    chips = load_group("hardware", config_dir)
+    kinds = {kind: [name for name, chip in chips.items() if chip.get("kind") == kind] for kind in ("tpu", "gpu")}
+    lines = (f"{kind.upper()} chips: {', '.join(names)}" for kind, names in kinds.items() if names)
+    wrapped = (textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines)
+    return "\n".join((_table(forms), *wrapped))
+
+
+def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Key, default and meaning of every key that does something in this version."""
+    for field in dataclasses.fields(owner):
+        key, factory = prefix + field.name, field.default_factory
+        if "help" not in field.metadata:
+            assert isinstance(factory, type)
+            yield from _keys(factory, f"{key}.")
+        elif key not in ("model", "stack", *LATER_KEYS):
+            default = factory() if factory is not dataclasses.MISSING else field.default
+            names = f" ({', '.join(NAMES[key])})" if key in NAMES else ""
+            yield key.removesuffix(".slices"), _written(default), field.metadata["help"] + names
+
+
+def _written(default: Any) -> str:
+    if isinstance(default, list):
+        return default[0] if len(default) == 1 else "[]"
+    return "null" if default is None else str(default)
