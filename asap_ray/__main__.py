@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -39,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AsapError as error:
         print("asap-ray:", " ".join(str(error).split()), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("asap-ray: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader has seen enough (`| head`); keep the interpreter's last flush from failing too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(args: argparse.Namespace) -> int:

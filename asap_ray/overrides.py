@@ -14,11 +14,12 @@ import dataclasses
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -101,13 +102,15 @@ def configure(words: Sequence[str]) -> Config:
         ConfigError: naming the key, what was given, and what is allowed.
     """
     parsed = [parse_word(word) for word in words]
-    config_dir = check_config_dir(next((word.text for word in reversed(parsed) if word.key == "config_dir"), None))
+    given = [word.parsed.value() for word in parsed if word.key == "config_dir"]
+    config_dir = check_config_dir(str(given[-1]) if given and given[-1] is not None else None)
     chosen = [word.key for word in parsed if word.key in GROUPS]
     if twice := next((word for word in parsed if chosen.count(word.key) > 1), None):
         raise ConfigError(twice.key, _short(twice.text), "given more than once")
     overrides = [_to_hydra(word, config_dir) for word in parsed]
     if config_dir:
-        overrides.append(f"hydra.searchpath=['file://{config_dir}']")
+        place = QuotedString(f"file://{Path(config_dir).absolute()}", quote=Quote.single)
+        overrides.append(f"hydra.searchpath=[{place.with_quotes()}]")
     config = to_config(_compose(overrides), {word.key: word.text for word in parsed if word.key in GROUPS})
     if not config.model:
         names = ", ".join(setting_files("model", config_dir))
@@ -118,7 +121,9 @@ def configure(words: Sequence[str]) -> Config:
 def _compose(overrides: list[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(data_dir("conf")), version_base="1.3", job_name="asap_ray"):
-            return compose("config", overrides)
+            composed = compose("config", overrides)
+        OmegaConf.resolve(composed)
+        return composed
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a name as the index of a list
         raise AsapError(f"the configuration cannot be composed: {str(error).splitlines()[0]}; see --help") from error
 
@@ -168,17 +173,13 @@ def _unknown_key(key: str, value: object) -> ConfigError:
 
 def _to_hydra(word: Word, config_dir: str | None) -> str:
     """The override in the spelling that Hydra composes."""
-    value = word.parsed.input_line or ""
-    typed = value.partition("=")[2]
-    if word.parsed.type not in (OverrideType.CHANGE, OverrideType.ADD, OverrideType.FORCE_ADD):
-        raise ConfigError(word.key, _short(word.text), "only key=value is allowed")
     if word.key in GROUPS:
         names = tuple(setting_files(word.key, config_dir))
         if str(word.parsed.value()) not in names:
             raise ConfigError(word.key, _short(word.text), f"allowed: {', '.join(names)}", names)
         return f"{'+' if word.key == 'model' else ''}{word.key}={word.parsed.value()}"
     key = "hardware.slices" if word.key == "hardware" else word.key
-    return f"++{key}={typed}"
+    return f"++{key}={(word.parsed.input_line or '').partition('=')[2]}"
 
 
 def _check_shapes(schema: Any, given: Any, key: str) -> None:

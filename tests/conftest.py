@@ -1,0 +1,37 @@
+"""What all tests share: hypothesis without deadlines, and a command line in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+
+from asap_ray.__main__ import main
+
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """Run one command line in this process, in an empty folder; gives status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> Ended:
+        status = main(argv)
+        return Ended(status, *capsys.readouterr())
+
+    return run

@@ -1,0 +1,144 @@
+"""The layers of the design hold: imports go down only, pure layers stay pure, and start-up stays light."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "asap_ray"
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+
+# Lowest first; a layer may import itself and whatever stands above it in this list (lower in the design).
+CHAIN = {
+    "errors": ("errors", "__init__"),
+    "values": ("workload", "chip", "architecture", "layers", "hardware", "topology", "plan", "rules", "stack"),
+    "space": ("space", "meshes", "narrowing"),
+    "physics": ("physics", "diagnosis"),
+    "readers": ("compiler", "trainer", "profile"),
+    "tiers": ("tiers",),
+    "executor": ("executor",),
+    "search": ("search",),
+    "agents": ("agents",),
+}
+# Beside the chain: what each may import of the package, itself always included.
+VALUES = {"errors", "values"}
+PURE = VALUES | {"space", "physics"}
+BESIDE = {
+    "stores": (("knowledge", "ledger"), VALUES | {"physics"}),
+    "interchange": (("interchange",), PURE),
+    "report": (("report",), PURE | {"stores"}),
+    "config": (("config",), {"errors"}),
+    "settings": (("settings",), {"errors"}),
+    "border": (("checks", "overrides", "usage"), VALUES | {"config", "settings"}),
+    "tasks": (("tasks",), {*CHAIN, "stores", "interchange", "report", "config", "settings"}),
+    "entry": (("__main__",), {"errors", "config", "border", "tasks"}),
+}
+LAYER_OF = {name: layer for layer, names in CHAIN.items() for name in names} | {
+    name: layer for layer, (names, _) in BESIDE.items() for name in names
+}
+ALLOWED = {layer: set(list(CHAIN)[: index + 1]) for index, layer in enumerate(CHAIN)} | {
+    layer: below | {layer} for layer, (_, below) in BESIDE.items()
+}
+ALLOWED["unknown"] = set(ALLOWED)
+
+# fmt: off
+IMPURE = {
+    "os", "io", "pathlib", "time", "datetime", "random", "secrets", "socket", "subprocess", "shutil",
+    "tempfile", "glob", "threading", "multiprocessing", "concurrent", "asyncio", "logging", "sys", "ray",
+    "jax", "jaxlib", "flax", "hydra", "omegaconf", "openai", "optuna", "rich", "yaml", "requests",
+}
+# fmt: on
+ONLY_IN = {
+    "jax": ("compiler.", "trainer.", "profile.xplane", "agents.learned"),
+    "jaxlib": ("compiler.", "trainer.", "profile.xplane", "agents.learned"),
+    "flax": ("trainer.", "agents.learned"),
+    "ray": ("executor.ray_",),
+    "openai": ("agents.llm",),
+    "hydra": ("overrides",),
+    "omegaconf": ("overrides", "settings", "__main__"),
+}
+
+
+def layer_of(module: str) -> str:
+    return LAYER_OF.get(module.split(".")[0], "unknown")
+
+
+def imported(module: str) -> Iterator[str]:
+    """Full names that a module imports anywhere in it, function bodies included."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively; write the full name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own(module: str) -> set[str]:
+    """Modules of the package that a module imports, relative to it (`physics.memory`)."""
+    found = set()
+    for name in imported(module):
+        parts = name.split(".")
+        if parts[0] == "asap_ray":
+            tails = (".".join(parts[1:end]) for end in (len(parts), len(parts) - 1))
+            candidates = (each for tail in tails for each in (tail, f"{tail}.__init__".lstrip(".")))
+            found.add(next((each for each in candidates if each in MODULES), ".".join(parts[1:-1])))
+    return found - {module}
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {name for name in MODULES if name.split(".")[0] not in LAYER_OF} == set()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_go_down_only(module: str) -> None:
+    upward = {name for name in own(module) if layer_of(name) not in ALLOWED[layer_of(module)]}
+    assert upward == set()
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module: own(module) for module in MODULES}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if layer_of(name) in PURE))
+def test_pure_layers_touch_nothing_outside(module: str) -> None:
+    roots = {name.split(".")[0] for name in imported(module)}
+    calls = {
+        node.func.id
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert roots & IMPURE == set()
+    assert calls & {"open", "print", "input", "exec", "eval"} == set()
+
+
+@pytest.mark.parametrize("package", sorted(ONLY_IN))
+def test_heavy_packages_are_imported_in_their_place_only(package: str) -> None:
+    users = {module for module in MODULES if package in {name.split(".")[0] for name in imported(module)}}
+    assert {module for module in users if not module.startswith(ONLY_IN[package])} == set()
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_import_takes_less_than_300_ms() -> None:
+    timed = "import time; t = time.perf_counter(); import asap_ray; print(time.perf_counter() - t)"
+    assert min(float(run_python(timed)) for _ in range(3)) < 0.3
+
+
+def test_reading_a_command_line_loads_nothing_heavy() -> None:
+    code = """
+import sys
+from asap_ray.__main__ import main
+main(["--cfg", "job", "+model=tiny"])
+heavy = {"ray", "jax", "flax", "optuna", "openai", "altair", "pandas", "pyarrow", "scipy", "torch", "vl_convert"}
+print("loaded:", *(heavy & set(sys.modules)))
+"""
+    assert run_python(code).splitlines()[-1] == "loaded:"
