@@ -1,0 +1,120 @@
+"""Values from a JSON file that someone else wrote, each checked as it is asked for.
+
+All text in such a file is data: it reaches a message only escaped and cut, and every fault is one ConfigError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asap_ray.errors import ConfigError
+
+LARGEST_FILE_BYTES = 4 * 2**20  # a config has a few KB; what is larger is another file
+LARGEST_SIZE = 2**31
+LONGEST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A foreign value as short printable text, whatever it holds."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    text = ascii(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def shown_path(path: str | Path) -> str:
+    """A path as short printable text; of a long one the end."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(path))
+    return text if len(text) <= 4 * LONGEST_SHOWN else f"...{text[-4 * LONGEST_SHOWN :]}"
+
+
+class ForeignConfig:
+    """The object in a JSON file, with the config key under which the user named that file."""
+
+    def __init__(self, key: str, path: str | Path, values: Mapping[str, Any]) -> None:
+        """Wrap values that are read already; `load` reads them."""
+        self.key, self.path, self.values = key, path, values
+
+    @classmethod
+    def load(cls, key: str, path: str | Path, what: str) -> ForeignConfig:
+        """Read a file that should be `what`.
+
+        Raises:
+            ConfigError: it is missing, a directory, unreadable, too large, no JSON, or no JSON object.
+        """
+        given, file = shown_path(path), Path(path)
+        try:
+            if not file.exists():
+                raise ConfigError(key, given, f"does not exist; must be {what}")
+            if file.is_dir():
+                raise ConfigError(key, given, f"is a directory; must be {what}")
+            if not file.is_file() or file.stat().st_size > LARGEST_FILE_BYTES:
+                raise ConfigError(key, given, f"must be a file of at most {LARGEST_FILE_BYTES} bytes, {what}")
+            text = file.read_bytes()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(key, given, f"cannot be read; must be {what}") from error
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            # Not JSON, not Unicode, a number of thousands of digits, or nested beyond reason.
+            raise ConfigError(key, given, f"is not JSON; must be {what}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(key, given, f"holds {shown(values)}, not a JSON object; must be {what}")
+        return cls(key, path, values)
+
+    def error(self, rule: str) -> ConfigError:
+        """The error that says what the file would have to hold."""
+        return ConfigError(self.key, shown_path(self.path), rule)
+
+    def having(self, values: Mapping[str, Any]) -> ForeignConfig:
+        """The same file with some values put in or replaced."""
+        return ForeignConfig(self.key, self.path, {**self.values, **values})
+
+    def has(self, name: str) -> bool:
+        """Whether the name is there and not null."""
+        return self.values.get(name) is not None
+
+    def name(self, name: str) -> str:
+        """A string."""
+        value = self.values.get(name)
+        if not isinstance(value, str):
+            raise self.error(f"{name} is {'missing' if value is None else shown(value)}; must be a name")
+        return value
+
+    def size(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least`; where it is missing or null its default."""
+        value = self.values.get(name)
+        if value is None:
+            if default is None:
+                raise self.error(f"{name} is missing; must be a whole number from {least} to {LARGEST_SIZE}")
+            return default
+        if type(value) is not int or not least <= value <= LARGEST_SIZE:
+            raise self.error(f"{name}={shown(value)} must be a whole number from {least} to {LARGEST_SIZE}")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false; where it is missing or null its default."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise self.error(f"{name}={shown(value)} must be true or false")
+        return value
+
+    def any_above_zero(self, *names: str) -> bool:
+        """Whether any of these numbers is there and above 0."""
+        values = [self.values.get(name) for name in names]
+        return any(isinstance(value, int | float) and value > 0 for value in values)
+
+    def only(self, name: str, allowed: object) -> None:
+        """Refuse a setting whose other values would be something else than what is read."""
+        value = self.values.get(name)
+        if value is not None and value != allowed:
+            raise self.error(f"{name}={shown(value)} is not supported; must be {allowed}")
