@@ -57,14 +57,13 @@ def slice_line(where: Slice, precision: str) -> str:
 
 
 def arrangement(where: Slice) -> str:
-    """How the chips are linked: `4x4x4 torus, wrapped on x y z`, or `6 NVLink domains of 8`."""
+    """How the chips are linked: `4x4x4 torus, all wrapped`, or `6 domains of 8 (switch)`."""
     several = f"{where.slices} slices of " if where.slices > 1 else ""
     if where.chip.fabric != "torus":
-        size = where.topology[0] if where.topology else where.chips
-        plural = "s" if where.slices > 1 else ""
-        return f"{where.slices} domain{plural} of {size} on one {where.chip.fabric}"
+        domains = f"{where.slices} domains" if where.slices > 1 else "one domain"
+        return f"{domains} of {where.ici_chips} ({where.chip.fabric})"
     shape = "x".join(str(size) for size in where.topology)
-    torus = [axis for axis in where.axes if axis.fabric == "torus" and axis.size > 1]
+    torus = [axis for axis in where.axes if axis.size > 1 and axis.name != "die"]
     wrapped = [axis.name for axis in torus if axis.wrap]
     if not torus:
         return f"{several}{shape}"
@@ -114,10 +113,9 @@ def floor_line(best: Estimate) -> str:
 def memory_line(where: Slice, best: Estimate) -> str:
     """Memory used of what there is, for one device."""
     used = best.hbm_bytes / best.hbm_limit_bytes
-    whole = where.chip.hbm_bytes / where.chip.devices_per_chip
     return (
         f"{units.gigabytes(best.hbm_bytes)} of {units.gigabytes(best.hbm_limit_bytes)} usable on a device "
-        f"({units.percent(used)}; {units.gigabytes(whole)} there)"
+        f"({units.percent(used)}; {units.gigabytes(where.chip.device_hbm_bytes)} there)"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asap_ray.hardware import Chip, IciAxis, Slice
 from asap_ray.plan import Plan
 from asap_ray.report.answer import Answer, SliceAnswer
 from asap_ray.workload import Architecture, Attention, FeedForward, Workload
@@ -36,23 +37,42 @@ def make_workload() -> Workload:
     return Workload(architecture=model, global_batch=1024, seq_len=4096)
 
 
-def make_slice(name: str = "v5p-128", chips: int = 64, price: float | None = 4.2, wrap: bool = True) -> Any:
-    chip = SimpleNamespace(
-        name=name.split("-")[0],
-        vendor="google",
-        kind="tpu",
-        fabric="torus",
-        devices_per_chip=1,
-        peak_flops={"bf16": 459e12},
-        hbm_bytes=95e9,
-        hbm_bytes_per_s=2.765e12,
-        usd_per_chip_hour=price,
-        sources=("https://example.org/datasheet?a=1&b=2",),
+def make_chip(name: str = "v5p", price: float | None = 4.2, **changes: Any) -> Chip:
+    fields: dict[str, Any] = {
+        "name": name,
+        "vendor": "google",
+        "kind": "tpu",
+        "peak_flops": {"bf16": 459e12},
+        "hbm_bytes": 95e9,
+        "usable_hbm_bytes": 94e9,
+        "hbm_bytes_per_s": 2.765e12,
+        "clock_hz": 1.75e9,
+        "matrix_tile": 128,
+        "matrix_units": 8,
+        "on_chip_bytes": 128e6,
+        "fabric": "torus",
+        "torus_rank": 3,
+        "link_bytes_per_s": 90e9,
+        "max_domain": 8960,
+        "nic_bytes_per_s": 25e9,
+        "pcie_bytes_per_s": 16e9,
+        "chips_per_host": 4,
+        "usd_per_chip_hour": price,
+        "sources": ("https://example.org/datasheet?a=1&b=2",),
+    }
+    return Chip(**{**fields, **changes})
+
+
+def make_slice(
+    name: str = "v5p-128", chips: int = 64, price: float | None = 4.2, wrap: bool = True, slices: int = 1, **chip: Any
+) -> Slice:
+    topology = (4, 4, chips // 16)
+    axes = tuple(
+        IciAxis(name=axis, size=size, wrap=wrap, bytes_per_s=90e9, fabric="torus")
+        for axis, size in zip("xyz", topology, strict=True)
     )
-    axes = tuple(SimpleNamespace(name=n, size=4, wrap=wrap, bytes_per_s=90e9, fabric="torus") for n in "xyz")
-    return SimpleNamespace(
-        name=name, chip=chip, topology=(4, 4, 4), axes=axes, slices=1, chips=chips, devices=chips, ici_devices=chips
-    )
+    about = make_chip(name.split("-")[0], price, **chip)
+    return Slice(name=name, chip=about, topology=topology, axes=axes, slices=slices)
 
 
 def make_estimate(line: str, step_time_s: float, hbm_bytes: float = 71.2e9, chips: int = 64) -> Any:

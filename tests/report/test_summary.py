@@ -54,11 +54,11 @@ def test_several_slices_are_ranked_by_time_throughput_and_cost(factory: Any) -> 
     # 64 chips at 100 s for 4,194,304 tokens: 64 * 4.20 / 3600 * 100 / 4.194304 = 1.78019... dollars a million
     fast = factory.slice_answer(factory.slice("v6e-256", 256, None), 0.5)
     cheap = factory.slice_answer(factory.slice("v5e-64", 64, 1.2), 2.0)
-    none = factory.slice_answer(factory.slice("v5e-8", 8, 1.2), ranked=())
+    none = factory.slice_answer(factory.slice("v5e-16", 16, 1.2), ranked=())
     found = summary(factory.answer(none, factory.slice_answer(), fast, cheap))
     assert found["hardware"] == "v6e-256"
     ranking = found["hardware_ranking"]
-    assert [each["hardware"] for each in ranking] == ["v6e-256", "v5p-128", "v5e-64", "v5e-8"]
+    assert [each["hardware"] for each in ranking] == ["v6e-256", "v5p-128", "v5e-64", "v5e-16"]
     assert [each["rank"]["step_time_s"] for each in ranking] == [1, 2, 3, None]
     assert [each["rank"]["tokens_per_s"] for each in ranking] == [1, 2, 3, None]
     assert [each["rank"]["usd_per_million_tokens"] for each in ranking] == [None, 2, 1, None]

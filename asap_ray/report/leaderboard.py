@@ -1,0 +1,111 @@
+"""The ranked plans as files that other tools read: `leaderboard.csv`, `.json` and `.md`.
+
+One row a plan over all slices, fastest first; behind them, without a rank, the fastest plans that do not fit. A plan's
+id is a hash of its line, the same in every run.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+from asap_ray.plan import AXES, KNOBS
+from asap_ray.report import units
+from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
+from asap_ray.report.summary import finite
+
+if TYPE_CHECKING:
+    from asap_ray.physics.roofline import Estimate
+    from asap_ray.plan import Plan
+
+ID_BYTES = 5
+
+
+def plan_id(plan: Plan) -> str:
+    """Ten hex digits that stand for a plan, stable over runs, machines and versions of Python."""
+    return hashlib.blake2b(plan.line.encode(), digest_size=ID_BYTES).hexdigest()
+
+
+def records(answer: Answer) -> list[dict[str, Any]]:
+    """One flat record a plan, with units in the names of its figures; what is not known is None."""
+    fitting, missing = [], []
+    for each in answer.slices:
+        reasons = dict(zip(range(len(each.ranked)), each.reasons, strict=False))
+        fitting += [_record(each, found, reasons.get(i)) for i, found in enumerate(each.ranked)]
+        missing += [_record(each, found, None) for found in each.too_big]
+    fitting.sort(key=lambda record: record["step_time_s"])
+    missing.sort(key=lambda record: record["step_time_s"])
+    for rank, record in enumerate(fitting, start=1):
+        record["rank"] = rank
+    return finite(fitting + missing)
+
+
+def _record(answer: SliceAnswer, found: Estimate, reason: str | None) -> dict[str, Any]:
+    return {
+        "rank": None,
+        "plan_id": plan_id(found.plan),
+        "hardware": answer.slice.name,
+        "fits": bool(found.hbm_bytes <= found.hbm_limit_bytes),
+        "step_time_s": found.step_time_s,
+        "interval_low_s": found.interval_s[0],
+        "interval_high_s": found.interval_s[1],
+        "floor_s": found.floor_s,
+        "serial_s": found.serial_s,
+        "mfu": found.mfu,
+        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s_per_chip": found.tokens_per_s / answer.slice.chips,
+        "usd_per_million_tokens": usd_per_million_tokens(answer.slice, found),
+        "hbm_bytes": found.hbm_bytes,
+        "hbm_limit_bytes": found.hbm_limit_bytes,
+        "source": found.source,
+        "plan": found.plan.line,
+        **{axis: found.plan.axes[axis] for axis in AXES},
+        **{knob: getattr(found.plan, knob) for knob in KNOBS},
+        **{f"time_{part}_s": value for part, value in found.time_parts.items()},
+        **{f"memory_{part}_bytes": value for part, value in found.memory_parts.items()},
+        "reason": reason,
+    }
+
+
+def csv_text(rows: list[dict[str, Any]]) -> str:
+    """The records as CSV with one header line; None is an empty field."""
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def json_text(rows: list[dict[str, Any]]) -> str:
+    """The records as a JSON array of objects."""
+    return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+
+
+def markdown_text(rows: list[dict[str, Any]]) -> str:
+    """The records as a table for people: figures rounded, plans as code."""
+    header = ("rank", "id", "hardware", "step", "x floor", "MFU", "tokens/s", "$/Mtoken", "memory", "plan")
+    lines = ["| " + " | ".join(header) + " |", "|--:|" + "---|" * 2 + "--:|" * 6 + "---|"]
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    memory = units.gigabytes(row["hbm_bytes"])
+    if not row["fits"]:
+        memory += f", {units.gigabytes(row['hbm_bytes'] - row['hbm_limit_bytes'])} too big"
+    return (
+        str(row["rank"] or units.DASH),
+        f"`{row['plan_id']}`",
+        row["hardware"].replace("|", "\\|"),
+        units.seconds(row["step_time_s"]),
+        f"{row['step_time_s'] / row['floor_s']:.2f}",
+        units.percent(row["mfu"]),
+        units.scaled(row["tokens_per_s"]),
+        units.dollars(row["usd_per_million_tokens"]),
+        memory,
+        f"`{row['plan']}`",
+    )
