@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from asap_ray.errors import ConfigError
@@ -104,11 +104,17 @@ def chip_from_mapping(mapping: Mapping[str, object]) -> Chip:
         elif types[key] in ("float", "float | None"):
             values[key] = None if value is None else _number(where, value, least=0)
         else:
-            values[key] = str(value) if types[key] == "str" else tuple(str(item) for item in value)  # type: ignore[attr-defined]
+            values[key] = str(value) if types[key] == "str" else _texts(where, value)
     try:
         return Chip(**values)  # type: ignore[arg-type]
     except TypeError as error:
         raise ConfigError(f"hardware.{name}", "incomplete", str(error).split("__init__() ")[-1]) from None
+
+
+def _texts(where: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(where, value, "a list of texts")
+    return tuple(value)
 
 
 def _number(where: str, value: object, least: float = 1.0) -> float:
