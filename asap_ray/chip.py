@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from asap_ray.errors import ConfigError
 
@@ -92,35 +93,37 @@ def chip_from_mapping(mapping: Mapping[str, object]) -> Chip:
     types = {field.name: field.type for field in fields(Chip)}
     if unknown := set(mapping) - set(types):
         raise ConfigError(f"hardware.{name}", sorted(unknown)[0], "not a field of a chip", types)
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for key, value in mapping.items():
         where = f"hardware.{name}.{key}"
         if key == "peak_flops":
-            values[key] = {str(dtype): _number(where, peak) for dtype, peak in dict(value).items()}  # type: ignore[call-overload]
+            values[key] = {str(dtype): _number(where, peak) for dtype, peak in _of(where, value, Mapping).items()}
         elif key == "shapes":
-            values[key] = tuple(tuple(int(size) for size in shape) for shape in value)  # type: ignore[attr-defined]
+            values[key] = tuple(tuple(int(_number(where, n)) for n in shape) for shape in _of(where, value, list))
         elif types[key] == "int":
             values[key] = int(_number(where, value, least=0))
         elif types[key] in ("float", "float | None"):
             values[key] = None if value is None else _number(where, value, least=0)
+        elif types[key] == "str":
+            values[key] = _of(where, value, str)
         else:
-            values[key] = str(value) if types[key] == "str" else _texts(where, value)
+            values[key] = tuple(_of(where, item, str) for item in _of(where, value, list))
     try:
-        return Chip(**values)  # type: ignore[arg-type]
+        return Chip(**values)
     except TypeError as error:
         raise ConfigError(f"hardware.{name}", "incomplete", str(error).split("__init__() ")[-1]) from None
 
 
-def _texts(where: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(where, value, "a list of texts")
-    return tuple(value)
+def _of(where: str, value: object, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(where, value, f"a {kind.__name__.lower()}")
+    return value
 
 
 def _number(where: str, value: object, least: float = 1.0) -> float:
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        number = float(str(value))
+    except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= least):
         raise ConfigError(where, value, f"a number of at least {least:g}")

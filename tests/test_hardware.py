@@ -22,7 +22,8 @@ CHIPS = {chip.name: chip for chip in map(chip_from_mapping, FILES.values())}
 
 # AI-Hypercomputer/maxtext MaxText/accelerator_to_spec_map.py, all of them fully wrapped
 MAXTEXT_CUBES = """v4-128 4x4x4  v4-256 4x4x8  v4-384 4x4x12  v4-512 4x8x8  v4-1024 8x8x8  v4-1536 8x8x12
-    v4-2048 8x8x16  v4-4096 8x16x16  v5p-128 4x4x4  v5p-256 4x4x8  v5p-384 4x4x12  v5p-512 4x8x8  v5p-640 4x4x20  v5p-768 4x8x12
+    v4-2048 8x8x16  v4-4096 8x16x16
+    v5p-128 4x4x4  v5p-256 4x4x8  v5p-384 4x4x12  v5p-512 4x8x8  v5p-640 4x4x20  v5p-768 4x8x12
     v5p-896 4x4x28  v5p-1024 8x8x8  v5p-1152 4x12x12  v5p-1280 4x8x20  v5p-1408 4x4x44  v5p-1536 8x8x12
     v5p-1664 4x4x52  v5p-1792 4x8x28  v5p-1920 4x12x20  v5p-2048 8x8x16  v5p-2304 8x12x12  v5p-2560 8x8x20
     v5p-2688 4x12x28  v5p-2816 4x8x44  v5p-3072 8x12x16  v5p-3200 4x20x20  v5p-3456 12x12x12  v5p-4608 12x12x16
