@@ -105,6 +105,7 @@ def best(answer: SliceAnswer, found: Estimate) -> Block:
             ("speed", sentences.speed_line(where, found)),
             ("floor", sentences.floor_line(found)),
             ("time", sentences.parts_line(found.time_parts, found.step_time_s)),
+            ("busy", sentences.busy_line(found)),
             ("memory", sentences.memory_line(where, found)),
             ("", sentences.parts_line(found.memory_parts, found.hbm_bytes)),
             ("cost", sentences.cost_line(where, found)),

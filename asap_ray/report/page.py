@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
-from asap_ray.report.charts import charts, shown_parts
+from asap_ray.report.bars import shown_parts
+from asap_ray.report.charts import PICTURES, charts
 from asap_ray.report.leaderboard import plan_id
 from asap_ray.report.outline import Grid, ranking
+from asap_ray.report.roofline_chart import roof_colours
 
 if TYPE_CHECKING:
     import jinja2
@@ -24,14 +26,17 @@ if TYPE_CHECKING:
 
 MAP_POINTS = 6000
 LEADERS = 20
-PICTURES = ("time", "memory", "roofline", "map")
 
 
 def page(answer: Answer) -> str:
     """The whole report as HTML."""
     points = MAP_POINTS // len(answer.slices)
     slices = answer.by_step_time
-    figures = {f"{i}-{name}": spec for i, one in enumerate(slices) for name, spec in charts(one, points).items()}
+    figures = {
+        f"{i}-{name}": spec
+        for i, one in enumerate(slices)
+        for name, spec in charts(one, answer.workload, points).items()
+    }
     return _template().render(
         title=f"{answer.model} on {', '.join(one.slice.name for one in slices)}",
         model=answer.model,
@@ -59,6 +64,7 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
         "leaders": leaders(one),
         "too_big": too_big(one),
         "time_parts": shown_parts("time", one),
+        "roofs": roof_colours(one.slice),
         "memory_parts": shown_parts("memory", one),
         "figures": {name: f"{key}-{name}" for name in PICTURES if f"{key}-{name}" in figures},
     }
@@ -85,6 +91,8 @@ def why(answer: SliceAnswer) -> list[tuple[str, list[str]]]:
     """The diagnosis of the best plan, as titled lists."""
     found = [("Why it is first", list(answer.reasons[:1]))]
     diagnosis = answer.diagnosis
+    if answer.best is not None:
+        found.append(("Busy, hidden or not", [sentences.busy_line(answer.best)]))
     if diagnosis is not None:
         found.append(("What bounds it", [sentences.bound_line(diagnosis)]))
         found.append(("Evidence", list(diagnosis.evidence)))

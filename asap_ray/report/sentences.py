@@ -145,6 +145,11 @@ def parts_line(parts: Mapping[str, float], total: float) -> str:
     return ", ".join(f"{name} {100 * share:.0f}%" for share, name in shares if share >= 0.01)
 
 
+def busy_line(best: Estimate) -> str:
+    """How much of the step each resource is busy, whether hidden behind another or not."""
+    return f"{parts_line(best.busy, best.step_time_s)} of the step"
+
+
 def over_line(estimate: Estimate) -> str:
     """By how much a plan misses the memory."""
     over = estimate.hbm_bytes - estimate.hbm_limit_bytes

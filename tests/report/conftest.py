@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from asap_ray.hardware import Chip, IciAxis, Slice
+from asap_ray.physics.roofline import Estimate
 from asap_ray.plan import Plan
 from asap_ray.report.answer import Answer, SliceAnswer
 from asap_ray.workload import Architecture, Attention, FeedForward, Workload
@@ -75,11 +76,13 @@ def make_slice(
     return Slice(name=name, chip=about, topology=topology, axes=axes, slices=slices)
 
 
-def make_estimate(line: str, step_time_s: float, hbm_bytes: float = 71.2e9, chips: int = 64) -> Any:
+def make_estimate(
+    line: str, step_time_s: float, hbm_bytes: float = 71.2e9, chips: int = 64, **changes: Any
+) -> Estimate:
     workload = make_workload()
     shares = {"matmul": 0.6, "attention": 0.1, "recompute": 0.12, "fsdp": 0.1, "tensor": 0.05, "optimizer": 0.03}
     memory = {"weights": 0.2, "gradients": 0.1, "optimizer": 0.4, "activations": 0.25, "logits": 0.05}
-    return SimpleNamespace(
+    fields: dict[str, Any] = dict(  # noqa: C408
         plan=Plan.parse(line),
         step_time_s=step_time_s,
         interval_s=(0.9 * step_time_s, 1.2 * step_time_s),
@@ -90,11 +93,12 @@ def make_estimate(line: str, step_time_s: float, hbm_bytes: float = 71.2e9, chip
         hbm_bytes=hbm_bytes,
         hbm_limit_bytes=89e9,
         time_parts={name: share * step_time_s for name, share in shares.items()},
-        busy={"mxu": 0.7 * step_time_s, "hbm": 0.3 * step_time_s, "ici": 0.4 * step_time_s, "dcn": 0.0},
+        busy={"compute": 0.7 * step_time_s, "hbm": 0.25 * step_time_s, "ici": 0.4 * step_time_s, "dcn": 0.0},
         memory_parts={name: share * hbm_bytes for name, share in memory.items()},
         floor_parts={"compute": 0.8 * step_time_s, "hbm": 0.2 * step_time_s, "ici": 0.3 * step_time_s},
-        source="roofline",
+        redundant=0.33,
     )
+    return Estimate(**(fields | changes))
 
 
 def make_sample(n: int = 400) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import pytest
 
 from asap_ray.report.files import write_report
 from asap_ray.report.page import page, script_json
+from asap_ray.report.space_map import thinned
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 
@@ -113,8 +114,6 @@ def data_of(figure: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def test_map_is_thinned_for_many_slices(factory: Any) -> None:
-    from asap_ray.report.charts import thinned
-
     columns = thinned(factory.slice_answer(), 50)
     assert {len(column) for column in columns.values()} == {50}
     assert set(columns) >= {"step", "memory", "fits", "remat", "tensor"}

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 from typing import Any
@@ -37,9 +38,7 @@ def test_best_is_the_first_plan_and_its_line_reads_back(factory: Any) -> None:
 
 
 def test_text_is_strict_json_even_where_a_figure_is_not_finite(factory: Any) -> None:
-    bad = factory.estimate(factory.lines[0], 100.0)
-    bad.serial_s = math.inf
-    bad.mfu = math.nan
+    bad = dataclasses.replace(factory.estimate(factory.lines[0], 100.0), serial_s=math.inf, mfu=math.nan)
     text = summary_text(factory.answer(factory.slice_answer(ranked=(bad,))))
 
     def refuse(name: str) -> None:

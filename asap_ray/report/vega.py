@@ -1,0 +1,17 @@
+"""What all pictures share. Colours of text and rules are left to the page's style sheet, which knows light and dark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LIMIT = "#d64550"
+"""Colour of marks that no plan can pass: a floor, the memory there is."""
+
+
+def finish(chart: Any, height: Any) -> dict[str, Any]:
+    """An Altair chart as a Vega-Lite specification that fills the width it is given; `height` as Altair takes it."""
+    spec = chart.properties(width="container", height=height, background="transparent").to_dict()
+    spec.pop("config", None)  # Altair's default size, which would fight the container's
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    spec["config"] = {"view": {"stroke": None}, "axis": {"gridDash": [2, 3], "labelSeparation": 8}, "font": "inherit"}
+    return spec
