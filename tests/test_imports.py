@@ -17,7 +17,18 @@ MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for p
 # Lowest first; a layer may import itself and whatever stands above it in this list (lower in the design).
 CHAIN = {
     "errors": ("errors", "__init__"),
-    "values": ("workload", "chip", "architecture", "layers", "hardware", "topology", "plan", "rules", "stack"),
+    "values": (
+        "workload",
+        "chip",
+        "architecture",
+        "layers",
+        "hardware",
+        "topology",
+        "plan",
+        "problem",
+        "rules",
+        "stack",
+    ),
     "space": ("space", "meshes", "narrowing"),
     "physics": ("physics", "diagnosis"),
     "readers": ("compiler", "trainer", "profile"),
