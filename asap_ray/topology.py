@@ -170,7 +170,8 @@ def _axis_figures(axis: IciAxis, n: NDArray[np.int64], stride: NDArray[np.int64]
     crossing = (
         (n**2 - n % 2) / n / np.where(ring, 8, 4)
     )  # mean shortest path over links in use, or half a line over one
-    return np.where(ring, 2, 1) * share, crossing / share, share, np.where(ring, n // 2, n - 1) * stride
+    neighbour = np.where(ring & (n == 2), 2, 1) * share  # the other of two is as near either way round
+    return np.where(ring, 2, 1) * share, crossing / share, neighbour, np.where(ring, n // 2, n - 1) * stride
 
 
 def _figures(steps: list[_Steps]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
