@@ -1,0 +1,41 @@
+"""Every error that a user can cause or cure, under one root."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AsapError(Exception):
+    """Root of the package's own errors; its text is one line, fit to be shown to a user."""
+
+
+class ConfigError(AsapError, ValueError):
+    """A configured value cannot be used.
+
+    The text names the key, what was given, what is allowed and, where `names` has one close to it, the nearest name.
+    """
+
+    def __init__(self, key: str, given: object, allowed: str, names: Iterable[str] = ()) -> None:
+        super().__init__(key, given, allowed, tuple(names))
+        self.key, self.given, self.allowed, self.names = self.args
+
+    def __str__(self) -> str:
+        """The one line: key, value, what is allowed, and the nearest name."""
+        near = difflib.get_close_matches(str(self.given), self.names, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return " ".join(f"{shown(self.key)}={shown(self.given)}: {self.allowed}{hint}".split())
+
+
+def shown(value: object, most: int = 160) -> str:
+    """A value fit for a terminal: control characters escaped, cut in the middle where it is long."""
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except ValueError:  # str() of an integer of thousands of digits
+        text = f"<{type(value).__name__}>"
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
+
+
+class DoesNotFitError(AsapError):
+    """No legal plan fits in memory; the text says how many bytes are missing and what would fit."""

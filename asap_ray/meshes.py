@@ -1,0 +1,115 @@
+"""Meshes: every useful way to lay the six axes over a slice, as columns, with the rates their collectives get.
+
+A mesh is an ICI part, one row of `topology.layouts`, and a split of the slices (or nodes) over the same axes across the
+data-centre network. Where a stack's expert axis subdivides the others, each mesh comes once for every expert degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from asap_ray.errors import ConfigError
+from asap_ray.plan import AXES, Plan, Six, six
+from asap_ray.problem import Problem, expert_split, usable_axes
+from asap_ray.topology import LayoutTable, layouts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meshes:
+    """Meshes as columns [meshes]: `columns` by name (`tensor`, `tensor_ici`, `tensor_dcn`, …), `table` row by row."""
+
+    columns: Mapping[str, np.ndarray]
+    table: LayoutTable
+
+    def __len__(self) -> int:
+        """Number of meshes."""
+        return len(self.columns["data"])
+
+    def plan_fields(self, mesh: int) -> tuple[Six, Six, tuple[tuple[int, ...], ...]]:
+        """`ici`, `dcn` and `layout` of one mesh, as a `Plan` takes them; no layout where there is one ICI axis only."""
+        factors = self.table.factors[mesh]
+        layout = tuple(tuple(int(f) for f in row) for row in factors) if factors.shape[1] > 1 else ()
+        ici, dcn = (six(int(self.columns[f"{axis}_{level}"][mesh]) for axis in AXES) for level in ("ici", "dcn"))
+        return ici, dcn, layout
+
+
+def build_meshes(problem: Problem) -> Meshes:
+    """All useful meshes of a problem, before any rule but the axes that its stack and model have."""
+    axes = [a for a in usable_axes(problem) if a != "expert" or problem.stack.expert_multiplies]
+    table = layouts(problem.slice, tuple(axis in axes for axis in AXES))
+    across = np.array(factorisations(problem.slice.slices, len(axes)))
+    dcn = np.ones((len(across), len(AXES)), np.int64)
+    dcn[:, [AXES.index(axis) for axis in axes]] = across
+    layout, split = (index.ravel() for index in np.mgrid[: len(table), : len(dcn)])
+    return _with_experts(problem, table.take(layout), table.sizes[layout].astype(np.int64), dcn[split])
+
+
+def _with_experts(problem: Problem, table: LayoutTable, ici: np.ndarray, dcn: np.ndarray) -> Meshes:
+    experts = problem.workload.architecture.experts
+    if experts is None or problem.stack.expert_multiplies or "expert" not in problem.stack.axes:
+        return Meshes(columns=_columns(ici, dcn), table=table)
+    degrees = np.array([d for d in range(1, experts.experts + 1) if experts.experts % d == 0])
+    rows = np.repeat(np.arange(len(ici)), len(degrees))
+    columns = dict(_columns(ici[rows], dcn[rows]))
+    columns["expert"] = np.tile(degrees, len(ici))
+    columns["expert_ici"], columns["expert_dcn"] = expert_split(columns)
+    return Meshes(columns=columns, table=table.take(rows))
+
+
+def _columns(ici: np.ndarray, dcn: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {axis: ici[:, i] * dcn[:, i] for i, axis in enumerate(AXES)}
+    columns |= {f"{axis}_ici": ici[:, i].copy() for i, axis in enumerate(AXES)}
+    return columns | {f"{axis}_dcn": dcn[:, i].copy() for i, axis in enumerate(AXES)}
+
+
+def meshes_of(problem: Problem, plans: list[Plan]) -> Meshes:
+    """The meshes of given plans, in their order; each plan's layout must be given and useful.
+
+    Raises:
+        ConfigError: a plan's ICI sizes do not fill the slice, or its layout is not one of the useful ones.
+    """
+    rows = [_row(problem, plan) for plan in plans]
+    joined = {name: np.concatenate([getattr(row, name) for row in rows]) for name in LayoutTable.__dataclass_fields__}
+    ici, dcn = np.array([plan.ici for plan in plans]), np.array([plan.dcn for plan in plans])
+    return Meshes(columns=_columns(ici, dcn), table=LayoutTable(**joined))
+
+
+def laid_out(problem: Problem, plan: Plan) -> LayoutTable:
+    """The useful layouts of a plan's ICI sizes; one if the plan names it.
+
+    Raises:
+        ConfigError: the sizes do not fill the slice, or the layout named is not one of the useful ones.
+    """
+    sizes = list(plan.ici)
+    if not problem.stack.expert_multiplies:
+        sizes[AXES.index("expert")] = 1
+    table = layouts(problem.slice, sizes=tuple(sizes))
+    known = [tuple(tuple(int(f) for f in row) for row in factors) for factors in table.factors]
+    if not known:
+        raise ConfigError(
+            "plan", plan.line, f"its ici sizes do not fill the {problem.slice.ici_devices} devices inside"
+        )
+    if not plan.layout or len(problem.slice.axes) == 1:
+        return table
+    if plan.layout not in known:
+        lines = [" ".join(f"{a}@{'.'.join(map(str, k[i]))}" for i, a in enumerate(AXES) if sizes[i] > 1) for k in known]
+        raise ConfigError("plan", plan.line, f"the layouts worth having are {'; '.join(lines)}", lines)
+    return table.take(np.array([known.index(plan.layout)]))
+
+
+def _row(problem: Problem, plan: Plan) -> LayoutTable:
+    table = laid_out(problem, plan)
+    return table.take(np.arange(1))
+
+
+@lru_cache(maxsize=256)
+def factorisations(n: int, parts: int) -> tuple[tuple[int, ...], ...]:
+    """All ordered ways to write n as a product of `parts` positive factors."""
+    if parts == 1:
+        return ((n,),)
+    heads = [d for d in range(1, n + 1) if n % d == 0]
+    return tuple((head, *rest) for head in heads for rest in factorisations(n // head, parts - 1))
