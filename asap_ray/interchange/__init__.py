@@ -1,0 +1,1 @@
+"""Foreign formats, read as workloads and plans and written from them."""

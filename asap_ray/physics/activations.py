@@ -1,0 +1,117 @@
+"""What a layer leaves in memory for its backward pass, tensor by tensor, and what a policy computes again.
+
+For a GPT layer with dropout this is the count of Korthikanti et al. (arXiv 2205.05198, section 4): 34 s*b*h bytes, plus
+5 a*s^2*b of attention scores where the kernel does not recompute them itself. Each tensor says what shards it:
+
+- `tensor`: the tensor axis, as heads or feed-forward columns;
+- `kv`: the tensor axis, but only as far as there are key-value heads;
+- `sequence`: the tensor axis with sequence parallelism, nothing without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from asap_ray.stack import Remat
+from asap_ray.workload import Architecture, LatentAttention, LayerGroup, Workload
+
+NUMBER_BYTES = 2.0
+MASK_BYTES = 1.0
+STATISTIC_BYTES = 4.0
+
+PRODUCT_OF = {
+    "query": "query",
+    "q_down": "query",
+    "q_up": "query",
+    "key_value": "key_value",
+    "kv_down": "key_value",
+    "kv_up": "key_value",
+    "out": "out",
+    "gate_up": "gate_up",
+    "shared_gate_up": "gate_up",
+    "router": "router",
+    "expert_gate_up": "expert_gate_up",
+    "expert_down": "expert_out",
+}
+"""The tensor each matmul makes; the last matmul of a dense block makes the next layer's input, which is always kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor kept for the backward pass: bytes a token on one device before sharding, and what shards it.
+
+    `kernel` is the attention kernel that leaves it, or "" for any.
+    """
+
+    name: str
+    token_bytes: float
+    shard: str
+    kernel: str = ""
+
+
+def kept_tensors(workload: Workload, group: LayerGroup) -> tuple[Kept, ...]:
+    """Everything that one layer of the group can keep, its own input (`input`) included."""
+    return (*_attention(workload, group), *_mixer(workload.architecture, group))
+
+
+def _attention(workload: Workload, group: LayerGroup) -> Iterator[Kept]:
+    architecture = workload.architecture
+    d, attention = architecture.d_model, architecture.attention
+    dropped = architecture.dropout
+    yield Kept("input", d * NUMBER_BYTES, "sequence")
+    yield Kept("attn_in", d * NUMBER_BYTES, "sequence")
+    yield Kept("query", attention.heads * attention.qk_head_dim * NUMBER_BYTES, "tensor")
+    widths = attention.qk_head_dim + attention.v_head_dim
+    yield Kept("key_value", attention.kv_heads * widths * NUMBER_BYTES, "kv")
+    if isinstance(attention, LatentAttention):
+        yield Kept("query", attention.q_lora_rank * NUMBER_BYTES, "none")
+        yield Kept("key_value", (attention.kv_lora_rank + attention.rope_head_dim) * NUMBER_BYTES, "none")
+    # Softmax output, and with dropout its mask and its result; a fused kernel keeps one statistic a head instead.
+    score_bytes = 2 * NUMBER_BYTES + MASK_BYTES if dropped else NUMBER_BYTES
+    yield Kept("scores", attention.heads * workload.seq_len * score_bytes, "tensor", "unfused")
+    yield Kept("context", attention.heads * attention.v_head_dim * NUMBER_BYTES, "tensor")
+    yield Kept("context", attention.heads * STATISTIC_BYTES, "tensor", "flash")
+    yield Kept("out", d * (NUMBER_BYTES + MASK_BYTES * dropped), "sequence")
+
+
+def _mixer(architecture: Architecture, group: LayerGroup) -> Iterator[Kept]:
+    d = architecture.d_model
+    yield Kept("mlp_in", d * NUMBER_BYTES, "sequence")
+    if group.moe and architecture.experts:
+        experts = architecture.experts
+        wide = 2 if experts.gated else 1
+        yield Kept("router", experts.experts * STATISTIC_BYTES, "sequence")
+        yield Kept("expert_in", experts.topk * d * NUMBER_BYTES, "sequence")
+        yield Kept("expert_gate_up", experts.topk * wide * experts.d_ff * NUMBER_BYTES, "tensor")
+        yield Kept("expert_act", experts.topk * experts.d_ff * NUMBER_BYTES, "tensor")
+        yield Kept("expert_out", experts.topk * d * NUMBER_BYTES, "sequence")
+        width, wide = experts.shared * experts.d_ff, wide
+    elif architecture.ffn:
+        width, wide = architecture.ffn.d_ff, 2 if architecture.ffn.gated else 1
+    else:
+        return
+    yield Kept("gate_up", wide * width * NUMBER_BYTES, "tensor")
+    yield Kept("act", width * NUMBER_BYTES, "tensor")
+    yield Kept("act", d * MASK_BYTES * architecture.dropout, "sequence")
+
+
+def recomputed(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
+    """Whether each policy computes a tensor again [policies]."""
+    return np.array([tensor not in policy.kept for policy in policies])
+
+
+def on_device(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
+    """Whether each policy keeps a tensor in device memory [policies]."""
+    if tensor == "input":
+        return np.array([not policy.offload_input for policy in policies])
+    return np.array([tensor in policy.saved for policy in policies])
+
+
+def on_host(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
+    """Whether each policy keeps a tensor in host memory [policies]."""
+    if tensor == "input":
+        return np.array([policy.offload_input for policy in policies])
+    return np.array([tensor in policy.offloaded for policy in policies])

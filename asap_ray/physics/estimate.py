@@ -1,0 +1,82 @@
+"""What is said of plans: one `Estimate` each, or `Prices` as columns, with parts that sum to the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from asap_ray.plan import Plan
+
+TIME_PARTS = (
+    "matmul",
+    "attention",
+    "elementwise",
+    "recompute",
+    "head",
+    "tensor",
+    "context",
+    "expert",
+    "fsdp",
+    "gradient",
+    "pipeline",
+    "offload",
+    "bubble",
+    "optimizer",
+    "host",
+)
+"""Where the critical path of a step goes: compute by kind, traffic by mesh axis as far as it is not hidden, the
+rest."""
+
+RESOURCES = ("compute", "hbm", "ici", "dcn", "pcie", "bubble", "host")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a tier says of one plan.
+
+    `time_parts` are seconds on the critical path and sum to the step; `busy` are seconds in which each resource works,
+    hidden or not; `memory_parts` are bytes on the fullest device and sum to `hbm_bytes`; `floor_parts` are the least
+    seconds of each resource. `mfu` counts the model's own FLOPs, attention causal, against the peak of the precision;
+    `redundant` is the FLOPs of recomputation over the model's own. `interval_s` is a 90% interval of the step time.
+    """
+
+    plan: Plan
+    step_time_s: float
+    interval_s: tuple[float, float]
+    floor_s: float
+    serial_s: float
+    mfu: float
+    tokens_per_s: float
+    hbm_bytes: float
+    hbm_limit_bytes: float
+    time_parts: Mapping[str, float]
+    busy: Mapping[str, float]
+    memory_parts: Mapping[str, float]
+    floor_parts: Mapping[str, float]
+    redundant: float
+    source: str = "roofline"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits in memory."""
+        return self.hbm_bytes <= self.hbm_limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """Estimates of many plans as columns [plans]; the mappings are as in `Estimate`."""
+
+    step_time_s: np.ndarray
+    serial_s: np.ndarray
+    hbm_bytes: np.ndarray
+    time_parts: Mapping[str, np.ndarray]
+    busy: Mapping[str, np.ndarray]
+    memory_parts: Mapping[str, np.ndarray]
+
+
+def summed(columns: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum of some columns [plans], row by row."""
+    return reduce(np.add, columns)

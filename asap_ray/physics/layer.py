@@ -1,0 +1,215 @@
+"""What the layers of a model cost for one micro-batch on one device, by part, forward, backward and computed again.
+
+Costs are sums over all layers of the model; a pipeline stage holds its share of them. Rows are *units*: distinct
+combinations of mesh, micro-batch and the knobs that change a layer's kernels. Policies of recomputation are columns
+[units, policies], since each one is a choice of terms that exist already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from asap_ray.physics import network
+from asap_ray.physics.activations import NUMBER_BYTES, PRODUCT_OF, kept_tensors, recomputed
+from asap_ray.physics.calibration import Machine
+from asap_ray.physics.matmul import matmul_s
+from asap_ray.physics.network import Link
+from asap_ray.stack import Remat
+from asap_ray.workload import Architecture, LayerGroup, Matmul, Workload
+
+BACKWARD_ATTENTION = 2.5
+"""Backward over forward FLOPs of a fused attention kernel: five matmuls against two (FlashAttention-2, arXiv
+2307.08691)."""
+UNFUSED_SCORE_PASSES = 5.5
+"""Reads and writes of the score matrix, in numbers, by a forward pass that is not fused: two of the raw scores, two of
+the softmax's output and its mask and result (arXiv 2205.05198, figure 3)."""
+ELEMENTWISE_KERNELS = 5
+CHANNELS = ("tensor", "context", "expert")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """Rows to be priced: `tokens` a micro-batch on one device, degrees, kernels and links [units]."""
+
+    tokens: np.ndarray
+    tensor: np.ndarray
+    kv_shards: np.ndarray
+    context: np.ndarray
+    expert: np.ndarray
+    sequence_shards: np.ndarray
+    precision: np.ndarray
+    unfused: np.ndarray
+    links: dict[str, Link]
+
+    @property
+    def shards(self) -> dict[str, np.ndarray]:
+        """Divisors of a tensor's bytes by what shards it [units]."""
+        one = np.ones_like(self.tokens)
+        return {"tensor": self.tensor, "kv": self.kv_shards, "sequence": self.sequence_shards, "none": one}
+
+
+@dataclass(slots=True)
+class LayerCost:
+    """Seconds of all layers for one micro-batch [units], [units, policies] where a policy decides.
+
+    `wire` holds, for each channel, seconds on ICI and on DCN; `again` and `wire_again` are what recomputation adds;
+    `kernels` counts launches.
+    """
+
+    forward: dict[str, np.ndarray]
+    backward: dict[str, np.ndarray]
+    again: np.ndarray
+    wire: dict[str, tuple[np.ndarray, np.ndarray]]
+    wire_again: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    kernels: np.ndarray = field(default_factory=lambda: np.zeros(1))
+
+
+class LayerPricer:
+    """Prices the layers of one workload on one machine for the policies of a stack."""
+
+    def __init__(self, workload: Workload, machine: Machine, policies: tuple[Remat, ...], reruns_output: bool) -> None:
+        """Keep what does not change from unit to unit."""
+        self.workload, self.machine, self.policies = workload, machine, policies
+        full = np.array([not policy.kept for policy in policies])
+        self.rerun = full & reruns_output
+        self.sharded_gather = np.array(["attn_in" in policy.kept for policy in policies])
+
+    def price(self, units: Units) -> LayerCost:
+        """Cost of all layers [units]."""
+        n, p = len(units.tokens), len(self.policies)
+        zeros = {part: np.zeros(n) for part in ("matmul", "attention", "elementwise")}
+        cost = LayerCost(
+            forward=zeros,
+            backward={part: np.zeros(n) for part in zeros},
+            again=np.zeros((n, p)),
+            wire={channel: (np.zeros(n), np.zeros(n)) for channel in CHANNELS},
+            wire_again={channel: (np.zeros((n, p)), np.zeros((n, p))) for channel in CHANNELS},
+            kernels=np.zeros((n, p)),
+        )
+        for group in self.workload.architecture.groups:
+            self._matmuls(cost, units, group)
+            self._attention(cost, units, group)
+            self._elementwise(cost, units, group)
+            self._wires(cost, units, group)
+        return cost
+
+    def _add(
+        self, cost: LayerCost, part: str, group: LayerGroup, times: tuple[np.ndarray, np.ndarray], flags: np.ndarray
+    ) -> None:
+        forward, backward = times
+        cost.forward[part] += group.count * forward
+        cost.backward[part] += group.count * backward
+        if flags.any():
+            cost.again += (group.count * forward)[:, None] * flags
+        kernels = 1.0 if part == "attention" else ELEMENTWISE_KERNELS if part == "elementwise" else 1.0
+        cost.kernels += group.count * kernels * (3.0 if part == "matmul" else 2.0) + group.count * kernels * flags
+
+    def _matmuls(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        peak = self.machine.peaks[units.precision]
+        for matmul in self.workload.architecture.matmuls(group):
+            made = PRODUCT_OF.get(matmul.name)
+            flags = recomputed(self.policies, made) if made else self.rerun
+            self._add(cost, "matmul", group, self._matmul(units, matmul, peak), flags)
+
+    def _matmul(self, units: Units, matmul: Matmul, peak: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        m, k, n, groups = sharded_matmul(self.workload.architecture, matmul, units)
+        forward = matmul_s(m, k, n, peak, self.machine, groups)
+        backward = matmul_s(m, n, k, peak, self.machine, groups) + matmul_s(k, m, n, peak, self.machine, groups)
+        return forward, backward
+
+    def _attention(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        attention = self.workload.architecture.attention
+        peak = self.machine.attention_peaks[units.precision]
+        flops = attention_flops(self.workload, group, units)
+        forward, backward = flops / peak, BACKWARD_ATTENTION * flops / peak
+        if np.any(units.unfused):
+            # An unfused kernel does not skip the masked half, and moves the scores through HBM.
+            keys = self.workload.seq_len
+            full = 2.0 * units.tokens * keys * attention.heads / units.tensor
+            compute = full * (attention.qk_head_dim + attention.v_head_dim) / self.machine.peaks[units.precision]
+            passes = full / 2 * UNFUSED_SCORE_PASSES * NUMBER_BYTES / self.machine.hbm_bytes_per_s
+            forward = np.where(units.unfused, compute + passes, forward)
+            backward = np.where(units.unfused, 2 * (compute + passes), backward)
+        context = recomputed(self.policies, "context")
+        scores = recomputed(self.policies, "scores")
+        flags = np.where(units.unfused[:, None], context | scores, context)
+        self._add(cost, "attention", group, (forward, backward), flags)
+
+    def _elementwise(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        shards = units.shards
+        for tensor in kept_tensors(self.workload, group):
+            if tensor.name not in ("attn_in", "mlp_in", "act", "expert_act", "expert_in") or tensor.shard == "none":
+                continue
+            # A gate reads twice what it writes; a norm reads its input and the residual, and writes both.
+            passes = 3.0 if tensor.name in ("act", "expert_act", "expert_in") else 4.0
+            forward = passes * tensor.token_bytes * units.tokens / shards[tensor.shard] / self.machine.hbm_bytes_per_s
+            self._add(cost, "elementwise", group, (forward, 2 * forward), recomputed(self.policies, tensor.name))
+
+    def _wires(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        architecture = self.workload.architecture
+        block = units.tokens * architecture.d_model * NUMBER_BYTES
+        gather = network.all_gather(units.links["tensor"], block)
+        scatter = network.reduce_scatter(units.links["tensor"], block)
+        reduce = network.all_reduce(units.links["tensor"], block)
+        parallel = units.sequence_shards > 1
+        # Attention and feed-forward each gather before and scatter after; the backward pass mirrors it and gathers
+        # their inputs once more for the weight gradients. Without sequence parallelism it is one all-reduce each.
+        out_again = recomputed(self.policies, "out")
+        for level in (0, 1):
+            with_sp = group.count * (6 * gather[level] + 4 * scatter[level])
+            cost.wire["tensor"][level][:] += np.where(parallel, with_sp, group.count * 4 * reduce[level])
+            half = group.count * np.where(parallel, scatter[level], reduce[level])
+            cost.wire_again["tensor"][level][:] += half[:, None] * (out_again.astype(float) + self.rerun)
+        self._context_wire(cost, units, group)
+        if group.moe:
+            self._expert_wire(cost, units, group)
+
+    def _context_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        attention = self.workload.architecture.attention
+        width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim)
+        keys = units.tokens * width * NUMBER_BYTES / units.kv_shards * units.context
+        gather = network.all_gather(units.links["context"], keys)
+        scatter = network.reduce_scatter(units.links["context"], keys)
+        flags = recomputed(self.policies, "context")
+        for level in (0, 1):
+            cost.wire["context"][level][:] += group.count * (2 * gather[level] + scatter[level])
+            cost.wire_again["context"][level][:] += group.count * gather[level][:, None] * flags
+
+    def _expert_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        experts = self.workload.architecture.experts
+        assert experts is not None
+        payload = (
+            units.tokens * experts.topk * self.workload.architecture.d_model * NUMBER_BYTES / units.sequence_shards
+        )
+        exchange = network.all_to_all(units.links["expert"], payload)
+        flags = recomputed(self.policies, "expert_in").astype(float) + recomputed(self.policies, "expert_out")
+        for level in (0, 1):
+            cost.wire["expert"][level][:] += group.count * 4 * exchange[level]
+            cost.wire_again["expert"][level][:] += group.count * exchange[level][:, None] * flags
+
+
+def sharded_matmul(
+    architecture: Architecture, matmul: Matmul, units: Units
+) -> tuple[np.ndarray, np.ndarray | int, np.ndarray | int, np.ndarray | int]:
+    """Shape (m, k, n, groups) of a forward matmul on one device [units]: tokens x inputs x outputs, experts side by
+    side."""
+    shards = units.kv_shards if matmul.name == "key_value" else units.tensor
+    k = matmul.k / shards if matmul.tensor == "row" else matmul.k
+    n = matmul.n / shards if matmul.tensor == "column" else matmul.n
+    if matmul.kind == "dense":
+        # Matmuls that the tensor axis does not shard work on the rank's own tokens where the sequence is split.
+        m = units.tokens / units.sequence_shards if matmul.tensor == "none" else units.tokens
+        return m, k, n, 1
+    experts = architecture.experts
+    assert experts is not None
+    held = experts.experts / units.expert
+    return units.tokens * experts.topk / held, k, n, held
+
+
+def attention_flops(workload: Workload, group: LayerGroup, units: Units) -> np.ndarray:
+    """Forward FLOPs of one layer's scores and values on one device [units]; context ranks share the work evenly."""
+    attention = workload.architecture.attention
+    widths = attention.qk_head_dim + attention.v_head_dim
+    return 2.0 * units.tokens * workload.attended(group.window) * attention.heads * widths / units.tensor

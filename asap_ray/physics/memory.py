@@ -1,0 +1,141 @@
+"""Peak memory of one device, part by part.
+
+State (weights, gradients, optimizer) is what `state.py` says a rank holds, times the stack's bytes a parameter.
+Activations are what each layer keeps under its policy, times the layers of a stage, times the micro-batches in
+flight, plus the one layer whose backward pass is running. With a pipeline the first stage (most micro-batches in
+flight, the embedding) and the last (the head and the logits) are both counted and the larger one is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from asap_ray.physics.activations import NUMBER_BYTES, kept_tensors, on_device, on_host
+from asap_ray.physics.calibration import Calibration
+from asap_ray.physics.layer import Units
+from asap_ray.physics.state import StateShards
+from asap_ray.problem import GPIPE, INTERLEAVED, NONE, Problem
+from asap_ray.workload import LayerGroup
+
+MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "workspace")
+COMPUTE_BYTES = 2.0
+GATHERED_LAYERS = 2.0
+"""Layers whose weights are gathered at once: the one that runs and the one that is prefetched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationBytes:
+    """Bytes of one micro-batch on one device: kept a layer on average, on device and host, and of one running layer."""
+
+    kept: np.ndarray
+    host: np.ndarray
+    running: np.ndarray
+    logits: np.ndarray
+
+
+def activation_bytes(problem: Problem, units: Units) -> ActivationBytes:
+    """Activation bytes of units: `kept` and `host` [units, policies], `running` and `logits` [units]."""
+    architecture, policies = problem.workload.architecture, problem.stack.remat
+    kept = np.zeros((len(units.tokens), len(policies)))
+    host, running = np.zeros_like(kept), np.zeros(len(kept))
+    for group in architecture.groups:
+        sizes = _tensor_bytes(problem, units, group)
+        for name, size in sizes.items():
+            kept += (group.count * size)[:, None] * on_device(policies, name)
+            host += (group.count * size)[:, None] * on_host(policies, name)
+        running = np.maximum(running, sum(sizes.values()))
+    logits = units.tokens * architecture.vocab / units.tensor * problem.stack.logit_bytes
+    edges = 2 * units.tokens * architecture.d_model * NUMBER_BYTES / units.sequence_shards
+    layers = architecture.layers
+    return ActivationBytes(kept=kept / layers, host=host / layers, running=running, logits=logits + edges)
+
+
+def _tensor_bytes(problem: Problem, units: Units, group: LayerGroup) -> dict[str, np.ndarray]:
+    shards, sizes = units.shards, {}
+    for tensor in kept_tensors(problem.workload, group):
+        size = tensor.token_bytes * units.tokens / shards[tensor.shard]
+        if tensor.kernel:
+            size = size * (units.unfused == (tensor.kernel == "unfused"))
+        sizes[tensor.name] = sizes.get(tensor.name, 0.0) + size
+    return sizes
+
+
+def in_flight(problem: Problem, c: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Micro-batches whose activations the first stage holds at its peak, in units of a whole stage's layers [plans].
+
+    1F1B holds as many as there are stages; interleaving adds (p - 1) / v of a micro-batch (arXiv 2205.05198, section
+    4.2.3); GPipe, and any schedule that is differentiated as one loop, holds them all (arXiv 1811.06965).
+    """
+    stages, batches = c["pipeline"].astype(float), c["accumulation"]
+    held = np.minimum(batches, stages)
+    held = np.where(c["schedule"] == INTERLEAVED, np.minimum(batches, stages + (stages - 1) / c["virtual"]), held)
+    everything = (c["schedule"] == GPIPE) | (problem.stack.holds_all & (c["schedule"] != NONE))
+    return np.where(everything, batches, np.where(c["schedule"] == NONE, 1.0, held))
+
+
+def layers_held(problem: Problem, c: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Layers of the fullest stage [plans]; where they do not divide evenly, the fullest chunk counts."""
+    chunks = c["pipeline"] * c["virtual"]
+    return np.ceil(problem.workload.architecture.layers / chunks) * c["virtual"]
+
+
+def memory_parts(
+    problem: Problem,
+    calibration: Calibration,
+    state: StateShards,
+    activations: ActivationBytes,
+    c: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Bytes of each of `MEMORY_PARTS` on the fullest device [plans]; state and activations are given by plan."""
+    stack, layers = problem.stack, problem.workload.architecture.layers
+    held = layers_held(problem, c)
+    stored = activations.kept * held
+    running = np.maximum(activations.running - activations.kept, 0.0)
+    first = stored * in_flight(problem, c) + running
+    last = stored + running
+    one_stage = c["pipeline"] == 1
+    both_edges = state.embedding + (0 if problem.workload.architecture.tied else state.head)
+    bytes_a_parameter = stack.state.weights / state.dense_shards
+    first_heavier = (
+        first + state.embedding * bytes_a_parameter >= last + activations.logits + state.head * bytes_a_parameter
+    )
+    edge = np.where(one_stage, both_edges, np.where(first_heavier, state.embedding, state.head))
+    dense, routed = state.dense * held / layers + edge, state.routed * held / layers
+    parts = {
+        "weights": stack.state.weights * (dense / state.dense_shards + routed / state.routed_shards),
+        **_sharded_state(problem, state, dense, routed, c["zero"]),
+        "activations": np.where(first_heavier, first, last),
+        "logits": np.where(one_stage | ~first_heavier, activations.logits, 0.0),
+        "gathered": _gathered(problem, state, edge, held / layers),
+    }
+    used = sum(parts.values())
+    parts["workspace"] = calibration.workspace_bytes + calibration.fragmentation * used
+    return parts
+
+
+def _sharded_state(
+    problem: Problem, state: StateShards, dense: np.ndarray, routed: np.ndarray, zero: np.ndarray
+) -> dict[str, np.ndarray]:
+    bytes_of = problem.stack.state
+    dense_shard, routed_shard = dense / state.dense_shards, routed / state.routed_shards
+    spread = dense_shard / state.dense_replicas + routed_shard / state.routed_replicas
+    whole = dense_shard + routed_shard
+    return {
+        "gradients": bytes_of.gradients * np.where(zero >= 2, spread, whole),
+        "optimizer": bytes_of.optimizer * np.where(zero >= 1, spread, whole),
+    }
+
+
+def _gathered(problem: Problem, state: StateShards, edge: np.ndarray, held: np.ndarray) -> np.ndarray:
+    # Weights that are sharded, or kept wider than they are multiplied in, exist once more while they are used.
+    stack = problem.stack
+    sharded = state.dense_shards > 1
+    cast = stack.state.weights > COMPUTE_BYTES
+    at_once = np.where(sharded, GATHERED_LAYERS * COMPUTE_BYTES + stack.state.gradient_wire, COMPUTE_BYTES * cast)
+    layer = state.layer * at_once
+    if stack.gathers_per_step:
+        layer = np.where(sharded, (state.dense + state.routed) * held * COMPUTE_BYTES, layer)
+    return np.maximum(layer, np.where(sharded | cast, edge * COMPUTE_BYTES, 0.0))

@@ -1,0 +1,301 @@
+"""The roofline: step time and memory of many plans at once, from first principles and a chip's calibration.
+
+A step is `accumulation` micro-batches through a stage of the pipeline, plus what happens once:
+
+    step = a * (work + exposed + launches) + bubble + exposed gradients + optimizer + overhead
+
+`work` is compute on the critical stage, `exposed` the traffic that does not hide under it. The stack says which
+fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`. The
+bubble is (p - 1) / v micro-batches of a stage's layers (arXiv 2104.04473, section 2.2), a third of it with
+zero-bubble schedules (ZB-H1, arXiv 2401.10241). `serial` is the same with nothing hidden, so floor <= step <= serial
+for every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from asap_ray.meshes import Meshes
+from asap_ray.physics import network
+from asap_ray.physics.activations import NUMBER_BYTES
+from asap_ray.physics.calibration import Calibration, Machine, peak_flops
+from asap_ray.physics.estimate import TIME_PARTS, Estimate, Prices, summed
+from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
+from asap_ray.physics.layer import CHANNELS, LayerCost, LayerPricer, Units
+from asap_ray.physics.matmul import matmul_s
+from asap_ray.physics.memory import ActivationBytes, activation_bytes, layers_held, memory_parts
+from asap_ray.physics.network import Link
+from asap_ray.physics.state import StateShards, kv_shards, state_shards
+from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic
+from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
+from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
+from asap_ray.space import PlanColumns
+
+LOGIT_BYTES = 14.0
+"""HBM bytes a logit costs in the loss: written in 16 bits, read and written as float32, read again, gradient
+written."""
+HEAD_KERNELS = 8.0
+ZERO_BUBBLE_SHARE = 1.0 / 3.0
+
+Levels = tuple[np.ndarray, np.ndarray]  # seconds on ICI, on DCN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tables:
+    """What depends on the meshes alone [meshes]."""
+
+    meshes: Meshes
+    state: StateShards
+    links: Mapping[str, Link]
+    traffic: StepTraffic
+    floors: FloorPricer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """Plans that are being priced: their unit's index and cost, and the share of all layers that their stage holds."""
+
+    rows: PlanColumns
+    c: Mapping[str, np.ndarray]
+    units: Units
+    cost: LayerCost
+    of: np.ndarray
+    held: np.ndarray
+    share: np.ndarray
+
+    def by_policy(self, table: np.ndarray) -> np.ndarray:
+        """From [units, policies] to [plans]."""
+        return table[self.of, self.c["remat"]]
+
+
+class Pricer:
+    """Prices the plans of one problem."""
+
+    def __init__(self, problem: Problem, calibration: Calibration) -> None:
+        """Prepare what no plan changes."""
+        self.problem, self.calibration = problem, calibration
+        self.machine = Machine.achieved(problem.slice.chip, calibration)
+        self.layers = LayerPricer(problem.workload, self.machine, problem.stack.remat, problem.stack.reruns_output)
+        self._last: _Tables | None = None
+
+    def floor(self, rows: PlanColumns) -> np.ndarray:
+        """Floors [plans]."""
+        return self._tables(rows.meshes).floors.seconds(rows)
+
+    def price(self, rows: PlanColumns) -> Prices:
+        """Estimates [plans]."""
+        tables = self._tables(rows.meshes)
+        batch = self._batch(rows, tables)
+        work = self._work(batch)
+        wires = self._wires(batch, tables)
+        memory = self._memory(batch, tables)
+        total = {kind: ici + dcn for kind, (ici, dcn) in wires.items()}
+        gradient = total.pop("gradient")
+        exposed = self._exposed(work, total)
+        backward = batch.share * summed(batch.cost.backward.values())[batch.of]
+        hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, backward)
+        parts = self._parts(batch, work, exposed, gradient - hidden, memory)
+        serial = self._parts(batch, work, total, gradient, memory)
+        return Prices(
+            step_time_s=summed(parts.values()),
+            serial_s=summed(serial.values()),
+            hbm_bytes=summed(memory.values()),
+            time_parts={name: parts[name] for name in TIME_PARTS},
+            busy=_busy(batch.c["accumulation"], parts, wires),
+            memory_parts=memory,
+        )
+
+    def _tables(self, meshes: Meshes) -> _Tables:
+        # Chunks of one space share their meshes, so the last table is nearly always the right one.
+        if self._last is None or self._last.meshes is not meshes:
+            state = state_shards(self.problem, meshes.columns)
+            links = group_links(self.problem, meshes, self.calibration)
+            self._last = _Tables(
+                meshes=meshes,
+                state=state,
+                links=links,
+                traffic=step_traffic(self.problem, links, state),
+                floors=FloorPricer(self.problem, meshes, state),
+            )
+        return self._last
+
+    def _batch(self, rows: PlanColumns, tables: _Tables) -> _Batch:
+        first, of = self._distinct(rows)
+        units = self._units(rows.take(first), tables)
+        c = {name: rows[name] for name in ("pipeline", "virtual", "accumulation", "schedule", "remat", "zero")}
+        held = layers_held(self.problem, c)
+        return _Batch(
+            rows=rows,
+            c=c,
+            units=units,
+            cost=self.layers.price(units),
+            of=of,
+            held=held,
+            share=held / self.problem.workload.architecture.layers,
+        )
+
+    def _distinct(self, rows: PlanColumns) -> tuple[np.ndarray, np.ndarray]:
+        # Layers cost the same for all plans that share mesh, micro-batch and kernels: each such unit is priced once.
+        key = rows.mesh.astype(np.int64)
+        for name, base in (
+            ("micro_batch", self.problem.workload.global_batch + 1),
+            ("precision", len(PRECISIONS)),
+            ("attention", len(ATTENTION_KERNELS)),
+            ("sequence_parallel", 2),
+        ):
+            key = key * base + rows.knobs[name]
+        _, first, of = np.unique(key, return_index=True, return_inverse=True)
+        return first, of
+
+    def _units(self, rows: PlanColumns, tables: _Tables) -> Units:
+        tensor, context = rows["tensor"], rows["context"]
+        return Units(
+            tokens=rows["micro_batch"] * (self.problem.workload.seq_len / context),
+            tensor=tensor,
+            kv_shards=kv_shards(self.problem, tensor),
+            context=context,
+            expert=rows["expert"],
+            sequence_shards=np.where(rows["sequence_parallel"] == 1, tensor, 1),
+            precision=rows["precision"],
+            unfused=rows["attention"] == UNFUSED,
+            links={role: _link_rows(tables.links[role], rows.mesh) for role in (*CHANNELS, "pipeline")},
+        )
+
+    def _work(self, batch: _Batch) -> dict[str, np.ndarray]:
+        """Compute of one micro-batch on the critical stage, by part [plans]."""
+        cost = batch.cost
+        work = {part: batch.share * (cost.forward[part] + cost.backward[part])[batch.of] for part in cost.forward}
+        work["recompute"] = batch.share * batch.by_policy(cost.again)
+        work["head"] = self._head(batch.units)[batch.of]
+        return work
+
+    def _head(self, units: Units) -> np.ndarray:
+        """The output projection and the loss, forward and backward, for one micro-batch [units]."""
+        head, machine, peak = self.problem.workload.architecture.head, self.machine, self.machine.peaks[units.precision]
+        t, k, n = units.tokens, head.k, head.n / units.tensor
+        matmuls = sum(matmul_s(*shape, peak, machine) for shape in ((t, k, n), (t, n, k), (k, t, n)))
+        return matmuls + t * n * LOGIT_BYTES / machine.hbm_bytes_per_s
+
+    def _wires(self, batch: _Batch, tables: _Tables) -> dict[str, Levels]:
+        """Traffic of one micro-batch on one stage, by kind; `gradient` is of the whole step."""
+        cost, share, traffic, mesh = batch.cost, batch.share, tables.traffic, batch.rows.mesh
+        wires: dict[str, Levels] = {}
+        for channel in CHANNELS:
+            base, again = cost.wire[channel], cost.wire_again[channel]
+            wires[channel] = _levels(lambda k, b=base, a=again: share * (b[k][batch.of] + batch.by_policy(a[k])))
+        times = 1.0 / batch.c["accumulation"] if self.problem.stack.gathers_per_step else 1.0
+        weights = 2 * traffic.gather + traffic.scatter
+        wires["fsdp"] = _levels(lambda k: share * times * weights[k][mesh])
+        units, d_model = batch.units, self.problem.workload.architecture.d_model
+        sent = network.permute(units.links["pipeline"], units.tokens * d_model * NUMBER_BYTES / units.sequence_shards)
+        wires["pipeline"] = _levels(lambda k: 2 * batch.c["virtual"] * sent[k][batch.of])
+        zero = batch.c["zero"] > 0
+        wires["gradient"] = _levels(lambda k: share * np.where(zero, traffic.spread[k][mesh], traffic.reduce[k][mesh]))
+        host = batch.by_policy(self._activations(batch).host) * batch.held
+        wires["offload"] = (2 * host / self.machine.pcie_bytes_per_s, np.zeros(len(host)))
+        return wires
+
+    def _activations(self, batch: _Batch) -> ActivationBytes:
+        return activation_bytes(self.problem, batch.units)
+
+    def _exposed(self, work: Mapping[str, np.ndarray], total: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        overlap = self.problem.stack.overlap
+        wanted = {kind: overlap.get(kind, 0.0) * seconds for kind, seconds in total.items()}
+        room = summed(work.values()) / np.maximum(summed(wanted.values()), 1e-30)
+        scale = np.minimum(1.0, room)
+        return {kind: total[kind] - scale * wanted[kind] for kind in total}
+
+    def _memory(self, batch: _Batch, tables: _Tables) -> dict[str, np.ndarray]:
+        activations = self._activations(batch)
+        of_plan = ActivationBytes(
+            kept=batch.by_policy(activations.kept),
+            host=batch.by_policy(activations.host),
+            running=activations.running[batch.of],
+            logits=activations.logits[batch.of],
+        )
+        state = tables.state
+        rows = {field.name: getattr(state, field.name)[batch.rows.mesh] for field in fields(state)}
+        return memory_parts(self.problem, self.calibration, StateShards(**rows), of_plan, batch.c)
+
+    def _parts(
+        self,
+        batch: _Batch,
+        work: Mapping[str, np.ndarray],
+        exposed: Mapping[str, np.ndarray],
+        gradient: np.ndarray,
+        memory: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """Seconds of a step on the critical path, by part [plans]."""
+        c, launch = batch.c, self.calibration.kernel_launch_s
+        batches = c["accumulation"]
+        kernels = batch.share * batch.by_policy(batch.cost.kernels)
+        stage = summed(work.values()) - work["head"] + summed(exposed.values()) + kernels * launch
+        share = np.where(c["schedule"] == ZERO_BUBBLE, ZERO_BUBBLE_SHARE, 1.0)
+        moved = 2 * memory["weights"] + memory["gradients"] + 2 * memory["optimizer"]
+        return {
+            **{part: batches * seconds for part, seconds in {**work, **exposed}.items()},
+            "gradient": gradient,
+            "bubble": share * (c["pipeline"] - 1) / c["virtual"] * stage,
+            "optimizer": moved / self.machine.hbm_bytes_per_s,
+            "host": batches * (kernels + HEAD_KERNELS) * launch + self.calibration.step_overhead_s,
+        }
+
+    def estimates(self, rows: PlanColumns, plans: list[Plan]) -> list[Estimate]:
+        """One estimate each for the rows, which are these plans."""
+        prices, floors = self.price(rows), self._tables(rows.meshes).floors.parts(rows)
+        workload, slice_ = self.problem.workload, self.problem.slice
+        peaks, again = peak_flops(slice_.chip), self._tables(rows.meshes).floors.again_flops
+        wide = 1.0 + self.calibration.uncertainty
+        found = []
+        for i, plan in enumerate(plans):
+            step, floor = float(prices.step_time_s[i]), float(floors[:, i].max())
+            peak = float(peaks[PRECISIONS.index(plan.precision)]) * slice_.devices
+            found.append(
+                Estimate(
+                    plan=plan,
+                    step_time_s=step,
+                    interval_s=(max(step / wide, floor), step * wide),
+                    floor_s=floor,
+                    serial_s=float(prices.serial_s[i]),
+                    mfu=workload.model_flops / (step * peak),
+                    tokens_per_s=workload.tokens_per_step / step,
+                    hbm_bytes=float(prices.hbm_bytes[i]),
+                    hbm_limit_bytes=slice_.chip.usable_hbm_bytes,
+                    time_parts=_row(prices.time_parts, i),
+                    busy=_row(prices.busy, i),
+                    memory_parts=_row(prices.memory_parts, i),
+                    floor_parts={name: float(floors[k, i]) for k, name in enumerate(FLOOR_PARTS)},
+                    redundant=float(again[int(rows["remat"][i])]) / workload.model_flops,
+                )
+            )
+        return found
+
+
+def _levels(seconds) -> Levels:
+    return seconds(0), seconds(1)
+
+
+def _busy(batches: np.ndarray, parts: Mapping[str, np.ndarray], wires: Mapping[str, Levels]) -> dict[str, np.ndarray]:
+    links = {kind: levels for kind, levels in wires.items() if kind not in ("gradient", "offload")}
+    ici, dcn = (sum(levels[k] for levels in links.values()) for k in (0, 1))
+    return {
+        "compute": parts["matmul"] + parts["attention"] + parts["recompute"] + parts["head"],
+        "hbm": parts["elementwise"] + parts["optimizer"],
+        "ici": batches * ici + wires["gradient"][0],
+        "dcn": batches * dcn + wires["gradient"][1],
+        "pcie": batches * wires["offload"][0],
+        "bubble": parts["bubble"],
+        "host": parts["host"],
+    }
+
+
+def _row(columns: Mapping[str, np.ndarray], i: int) -> dict[str, float]:
+    return {name: float(column[i]) for name, column in columns.items()}
+
+
+def _link_rows(link: Link, rows: np.ndarray) -> Link:
+    columns = {field.name: getattr(link, field.name) for field in fields(link)}
+    return replace(link, **{name: v[rows] for name, v in columns.items() if isinstance(v, np.ndarray)})

@@ -1,0 +1,86 @@
+"""Where weights, gradients and optimizer state live: parameters on one rank, and over how many ranks each is sharded.
+
+All of it follows from the mesh alone. Dense weights are sharded by tensor and pipeline, and over the fsdp group; routed
+experts by the expert axis too. What is not sharded is replicated, and replicas must agree on gradients once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from asap_ray.problem import Columns, Problem, weight_shards
+from asap_ray.workload import Architecture, LayerGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateShards:
+    """Parameters of one tensor and expert rank, before fsdp, and the sizes of the groups that hold them [meshes].
+
+    `dense`, `routed`: of all layers; `layer`: of the largest single layer; `embedding`, `head`: of the first and last
+    stage (a tied head is a copy where they differ). `*_shards` hold disjoint parts of each weight, `*_replicas` alike
+    copies.
+    """
+
+    dense: np.ndarray
+    routed: np.ndarray
+    layer: np.ndarray
+    embedding: np.ndarray
+    head: np.ndarray
+    dense_shards: np.ndarray
+    dense_replicas: np.ndarray
+    routed_shards: np.ndarray
+    routed_replicas: np.ndarray
+
+
+def kv_shards(problem: Problem, tensor: np.ndarray) -> np.ndarray:
+    """Ways in which keys and values are really split [meshes]: no more than there are key-value heads."""
+    return np.minimum(tensor, problem.workload.architecture.attention.kv_heads)
+
+
+def state_shards(problem: Problem, c: Columns) -> StateShards:
+    """Parameters by rank and group sizes for mesh columns [meshes]."""
+    architecture, stack = problem.workload.architecture, problem.stack
+    tensor, kv = c["tensor"], kv_shards(problem, c["tensor"])
+    dense, routed = np.zeros(len(tensor)), np.zeros(len(tensor))
+    layer = np.zeros(len(tensor))
+    for group in architecture.groups:
+        here = _dense_parameters(architecture, group, tensor, kv)
+        experts = architecture.expert_parameters(group) / (tensor * c["expert"])
+        dense, routed = dense + group.count * here, routed + group.count * experts
+        layer = np.maximum(layer, here + experts)
+    shards = weight_shards(stack, c)
+    ranks = c["data"] * c["fsdp"] * c["context"]
+    if stack.expert_multiplies:
+        # Dense weights see the expert axis as one more axis of ranks; each expert lives on one of its ranks only.
+        in_expert = c["expert"] if "expert" in stack.shards_weights else np.ones_like(shards)
+        routed_shards, all_ranks = shards // in_expert, ranks * c["expert"]
+        routed_ranks = ranks
+    else:
+        all_ranks, routed_ranks = ranks, ranks // c["expert"]
+        routed_shards = np.maximum(shards // c["expert"], 1)
+    return StateShards(
+        dense=dense,
+        routed=routed,
+        layer=layer,
+        embedding=architecture.vocab * architecture.d_model / tensor
+        + architecture.learned_positions * architecture.d_model,
+        head=architecture.head.parameters / tensor,
+        dense_shards=shards,
+        dense_replicas=all_ranks // shards,
+        routed_shards=routed_shards,
+        routed_replicas=np.maximum(routed_ranks // routed_shards, 1),
+    )
+
+
+def _dense_parameters(architecture: Architecture, group: LayerGroup, tensor: np.ndarray, kv: np.ndarray) -> np.ndarray:
+    split, split_kv = 0, 0
+    for matmul in architecture.matmuls(group):
+        if matmul.kind == "dense" and matmul.tensor != "none":
+            if matmul.name == "key_value":
+                split_kv += matmul.parameters
+            else:
+                split += matmul.parameters
+    whole = architecture.layer_parameters(group) - architecture.expert_parameters(group) - split - split_kv
+    return split / tensor + split_kv / kv + whole
