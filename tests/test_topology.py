@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -69,7 +69,7 @@ def paths(axis: IciAxis, start: int, end: int) -> list[list[tuple[int, int]]]:
     return [way for way in (right, left) if len(way) == shortest]
 
 
-def route(slice_: Slice, loads: Counter[tuple], start: Node, end: Node, bytes_: float) -> None:
+def route(slice_: Slice, loads: dict[tuple, float], start: Node, end: Node, bytes_: float) -> None:
     """Add a message to the links of its way, last axis first; it is split evenly where two ways are as long."""
     at = list(start)
     for j in reversed(range(len(at))):
@@ -79,13 +79,13 @@ def route(slice_: Slice, loads: Counter[tuple], start: Node, end: Node, bytes_: 
         at[j] = end[j]
 
 
-def busiest(slice_: Slice, loads: Counter[tuple]) -> float:
+def busiest(slice_: Slice, loads: dict[tuple, float]) -> float:
     return max(load / slice_.axes[link[0]].bytes_per_s for link, load in loads.items())
 
 
 def all_to_all_s(slice_: Slice, everyone: list[list[Node]]) -> float:
     """Seconds of an all-to-all of one byte a device in all groups at once."""
-    loads: Counter[tuple] = Counter()
+    loads: dict[tuple, float] = defaultdict(float)
     for group in everyone:
         for start, end in itertools.permutations(group, 2):
             route(slice_, loads, start, end, 1 / len(group))
@@ -94,7 +94,7 @@ def all_to_all_s(slice_: Slice, everyone: list[list[Node]]) -> float:
 
 def permute_s(slice_: Slice, everyone: list[list[Node]]) -> float:
     """Seconds until each device has sent one byte to the next of its group, the last one to the first."""
-    loads: Counter[tuple] = Counter()
+    loads: dict[tuple, float] = defaultdict(float)
     for group in everyone:
         for start, end in zip(group, group[1:] + group[:1], strict=True):
             route(slice_, loads, start, end, 1.0)
@@ -187,7 +187,7 @@ def test_interleaved_groups_share_links_as_their_shards_travel(wrap: bool, sizes
     wanted = sizes + (1,) * (MESH_AXES - len(sizes))
     table = layouts(slice_, sizes=wanted)
     for mesh, n in enumerate(sizes):
-        loads: Counter[tuple] = Counter()
+        loads: dict[tuple, float] = defaultdict(float)
         closes = wrap and mesh == 0
         everyone = groups(slice_, table.factors[0].tolist(), mesh)
         for group, i in itertools.product(everyone, range(n)):
