@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from asap_ray.diagnosis import Diagnosis
     from asap_ray.hardware import Slice
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
     from asap_ray.workload import Workload
 
 TRIAL_ENDS = ("complete", "pruned", "infeasible", "failed", "timeout")

@@ -13,7 +13,7 @@ from asap_ray.report.vega import LIMIT, finish
 if TYPE_CHECKING:
     import altair as alt
 
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
 
 TIME_COLOURS = {
     # the model's own work in blue, work done twice in violet, traffic in warm and green, waiting in red and grey
@@ -46,6 +46,10 @@ OTHER = "#c58fb2"
 TOP = 8
 TOO_BIG = 3
 ROW_HEIGHT = 26
+SLIVER = 0.001
+"""A part with a smaller share of every plan cannot be seen, and is left out of the legend."""
+OVER = 1.8
+"""The memory chart ends at this multiple of the limit, so that a plan that is far too big does not flatten the rest."""
 
 
 def colours(parts: set[str], known: dict[str, str]) -> dict[str, str]:
@@ -57,7 +61,8 @@ def colours(parts: set[str], known: dict[str, str]) -> dict[str, str]:
 def shown_parts(kind: str, answer: SliceAnswer) -> dict[str, str]:
     """Parts and colours of the time or memory chart: what has any share in one of its plans."""
     plans = answer.ranked[:TOP] if kind == "time" else answer.ranked[:TOP] + answer.too_big[:TOO_BIG]
-    parts = {name for each in plans for name, value in getattr(each, f"{kind}_parts").items() if value > 0}
+    shares = [getattr(each, f"{kind}_parts") for each in plans]
+    parts = {name for each in shares for name, value in each.items() if value > SLIVER * sum(each.values())}
     return colours(parts, TIME_COLOURS if kind == "time" else MEMORY_COLOURS)
 
 
@@ -72,7 +77,8 @@ def time_chart(answer: SliceAnswer) -> dict[str, Any]:
         {"plan": f"#{rank}", "floor": each.floor_s, "text": units.seconds(each.floor_s), "line": each.plan.line}
         for rank, each in plans
     ]
-    bars = _bars(rows, palette, "seconds on the critical path")
+    longest = 1.02 * max(each.step_time_s for _, each in plans)
+    bars = _bars(rows, palette, "seconds on the critical path", longest)
     marks = (
         alt.Chart(alt.Data(values=floors))
         .mark_tick(color=LIMIT, thickness=4, size=ROW_HEIGHT - 2, stroke="#ffffff", strokeWidth=1)
@@ -94,12 +100,24 @@ def memory_chart(answer: SliceAnswer) -> dict[str, Any]:
     named += [(f"too big {rank}", each) for rank, each in enumerate(answer.too_big[:TOO_BIG], start=1)]
     rows = [row for name, each in named for row in _part_rows(name, each, each.memory_parts, palette, "GB", 1e9)]
     limit = named[0][1].hbm_limit_bytes / 1e9
+    end = min(1.02 * max(each.hbm_bytes for _, each in named) / 1e9, OVER * limit)
     rule = (
         alt.Chart(alt.Data(values=[{"limit": limit, "text": f"{limit:.1f} GB usable"}]))
         .mark_rule(color=LIMIT, strokeWidth=2, strokeDash=[5, 3])
         .encode(x="limit:Q", tooltip=alt.Tooltip("text:N", title="limit"))
     )
-    return finish(_bars(rows, palette, "GB on a device") + rule, height={"step": ROW_HEIGHT})
+    cut = [
+        {"plan": name, "end": end, "text": f"{units.gigabytes(each.hbm_bytes)} \u2192"}
+        for name, each in named
+        if each.hbm_bytes / 1e9 > end
+    ]
+    beyond = (
+        alt.Chart(alt.Data(values=cut))
+        .mark_text(align="right", dx=-6, fontWeight="bold")
+        .encode(y=alt.Y("plan:N", sort=None), x="end:Q", text="text:N")
+    )
+    bars = _bars(rows, palette, "GB on a device", end)
+    return finish(alt.layer(bars, rule, *([beyond] if cut else [])), height={"step": ROW_HEIGHT})
 
 
 def _part_rows(
@@ -116,20 +134,20 @@ def _part_rows(
             "text": f"{units.three_digits(value / scale)} {unit} ({units.percent(value / total)})",
             "line": plan.plan.line,
         }
-        for part, value in sorted(parts.items(), key=lambda pair: order.get(pair[0], 0))
-        if value > 0
+        for part, value in sorted(parts.items(), key=lambda pair: order.get(pair[0], len(order)))
+        if part in palette and value > 0
     ]
 
 
-def _bars(rows: list[dict[str, Any]], palette: dict[str, str], title: str) -> alt.Chart:
+def _bars(rows: list[dict[str, Any]], palette: dict[str, str], title: str, end: float) -> alt.Chart:
     import altair as alt
 
     return (
         alt.Chart(alt.Data(values=finite(rows)))
-        .mark_bar(height={"band": 0.72})
+        .mark_bar(height={"band": 0.72}, clip=True)
         .encode(
             y=alt.Y("plan:N", sort=None, title=None),
-            x=alt.X("value:Q", title=title, stack="zero"),
+            x=alt.X("value:Q", title=title, stack="zero", scale=alt.Scale(domain=[0, end], nice=False)),
             color=alt.Color("part:N", scale=alt.Scale(domain=list(palette), range=list(palette.values())), legend=None),
             order="order:Q",
             tooltip=[

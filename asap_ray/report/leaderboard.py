@@ -18,7 +18,7 @@ from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
 from asap_ray.report.summary import finite
 
 if TYPE_CHECKING:
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
     from asap_ray.plan import Plan
 
 ID_BYTES = 5

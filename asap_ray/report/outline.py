@@ -12,7 +12,7 @@ from asap_ray.report.summary import hardware_ranking
 
 if TYPE_CHECKING:
     from asap_ray.hardware import Slice
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
     from asap_ray.workload import Workload
 
 NEXT_PLANS = 5
@@ -120,7 +120,7 @@ def why(answer: SliceAnswer) -> Block:
     if diagnosis is not None:
         facts.append(("bound", sentences.bound_line(diagnosis)))
         facts += [("evidence" if i == 0 else "", text) for i, text in enumerate(diagnosis.evidence)]
-        facts.append(("next wall", diagnosis.next_wall))
+        facts.append(("next wall", sentences.wall_line(diagnosis)))
         if diagnosis.abstains:
             facts.append(("abstains", diagnosis.abstains))
     return Block(title="Why", facts=tuple(facts))

@@ -22,7 +22,7 @@ from asap_ray.report.roofline_chart import roof_colours
 if TYPE_CHECKING:
     import jinja2
 
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
 
 MAP_POINTS = 6000
 LEADERS = 20
@@ -96,7 +96,7 @@ def why(answer: SliceAnswer) -> list[tuple[str, list[str]]]:
     if diagnosis is not None:
         found.append(("What bounds it", [sentences.bound_line(diagnosis)]))
         found.append(("Evidence", list(diagnosis.evidence)))
-        found.append(("Next wall", [diagnosis.next_wall]))
+        found.append(("Next wall", [sentences.wall_line(diagnosis)]))
         found.append(("Why the mesh is not the problem", [diagnosis.abstains] if diagnosis.abstains else []))
     return [(title, lines) for title, lines in found if lines]
 

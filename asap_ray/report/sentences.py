@@ -12,17 +12,17 @@ from asap_ray.report.answer import SliceAnswer, usd_per_million_tokens
 if TYPE_CHECKING:
     from asap_ray.diagnosis import Diagnosis
     from asap_ray.hardware import Slice
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
     from asap_ray.workload import Workload
 
-BOUNDS = {
-    "compute": "compute bound",
-    "hbm": "HBM bound",
-    "ici": "bound by the links inside a slice",
-    "dcn": "bound by the network between slices",
-    "bubble": "bound by the pipeline bubble",
-    "host": "host bound",
-    "input": "input bound",
+RESOURCES = {
+    "compute": "compute",
+    "hbm": "HBM bandwidth",
+    "ici": "the links inside a slice",
+    "dcn": "the network between slices",
+    "bubble": "the pipeline bubble",
+    "host": "the host",
+    "input": "the input pipeline",
 }
 NO_TRIAL = (
     "No trial stands behind these figures: they are the roofline's exact argmin over every legal plan, and the "
@@ -68,7 +68,7 @@ def arrangement(where: Slice) -> str:
     if not torus:
         return f"{several}{shape}"
     if not wrapped:
-        return f"{several}{shape} mesh, no wrap"
+        return f"{several}{shape} grid, no wrap"
     wraps = "all wrapped" if len(wrapped) == len(torus) else f"wrapped on {' '.join(wrapped)} only"
     return f"{several}{shape} torus, {wraps}"
 
@@ -112,11 +112,10 @@ def floor_line(best: Estimate) -> str:
 
 def memory_line(where: Slice, best: Estimate) -> str:
     """Memory used of what there is, for one device."""
-    used = best.hbm_bytes / best.hbm_limit_bytes
-    return (
-        f"{units.gigabytes(best.hbm_bytes)} of {units.gigabytes(best.hbm_limit_bytes)} usable on a device "
-        f"({units.percent(used)}; {units.gigabytes(where.chip.device_hbm_bytes)} there)"
-    )
+    used = units.percent(best.hbm_bytes / best.hbm_limit_bytes)
+    usable, whole = units.gigabytes(best.hbm_limit_bytes), units.gigabytes(where.chip.device_hbm_bytes)
+    there = "" if whole == usable else f" of {whole}"
+    return f"{units.gigabytes(best.hbm_bytes)} of {usable} usable{there} on a device ({used})"
 
 
 def cost_line(where: Slice, best: Estimate) -> str:
@@ -129,14 +128,19 @@ def cost_line(where: Slice, best: Estimate) -> str:
 
 
 def bound_line(diagnosis: Diagnosis) -> str:
-    """What bounds the step and how far it is from the floor."""
-    bound = BOUNDS.get(diagnosis.bound, f"{diagnosis.bound} bound")
-    parts = [bound, f"{units.percent(diagnosis.headroom)} of the step lies above its floor"]
+    """What bounds the step, how far it is from its floor, how much traffic hides, and what work is done twice."""
+    bound = RESOURCES.get(diagnosis.bound, diagnosis.bound)
+    parts = [f"bound by {bound}", f"{units.percent(diagnosis.headroom)} of the step lies above its floor"]
     if diagnosis.overlap is not None:
-        parts.append(f"{units.percent(diagnosis.overlap)} of what could overlap does")
+        parts.append(f"{units.percent(diagnosis.overlap)} of the traffic hides under compute")
     if diagnosis.redundant > 0.0005:
         parts.append(f"{units.percent(diagnosis.redundant)} more FLOPs than the model needs")
     return ", ".join(parts)
+
+
+def wall_line(diagnosis: Diagnosis) -> str:
+    """What would bind next."""
+    return RESOURCES.get(diagnosis.next_wall, diagnosis.next_wall)
 
 
 def parts_line(parts: Mapping[str, float], total: float) -> str:

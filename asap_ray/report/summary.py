@@ -16,7 +16,7 @@ import numpy as np
 from asap_ray.report.answer import Answer, SliceAnswer
 
 if TYPE_CHECKING:
-    from asap_ray.physics.roofline import Estimate
+    from asap_ray.physics.estimate import Estimate
 
 
 def summary(answer: Answer) -> dict[str, Any]:

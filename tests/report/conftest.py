@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asap_ray.diagnosis import Diagnosis
 from asap_ray.hardware import Chip, IciAxis, Slice
-from asap_ray.physics.roofline import Estimate
+from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.report.answer import Answer, SliceAnswer
 from asap_ray.workload import Architecture, Attention, FeedForward, Workload
@@ -130,10 +131,10 @@ def make_slice_answer(where: Any = None, scale: float = 1.0, **changes: Any) -> 
             make_estimate(line, scale * step, chips=where.chips) for line, step in zip(LINES, step_times_s, strict=True)
         ),
         "reasons": tuple(f"Reason number {i} for this plan being where it is in the ranking." for i in range(1, 6)),
-        "diagnosis": SimpleNamespace(
+        "diagnosis": Diagnosis(
             bound="compute",
             evidence=("matmuls fill 60% of the step", "the links are busy 40% of it, all but 5% of the step hidden"),
-            next_wall="ici, at 1.4x the compute",
+            next_wall="ici",
             headroom=0.2,
             overlap=0.71,
             redundant=0.33,

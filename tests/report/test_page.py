@@ -59,6 +59,7 @@ def test_page_holds_the_figures_of_the_answer(factory: Any) -> None:
     for text in ("61.2%", "41.9k", "$1.78", "1.25x", "1,234,567 plans", "heads_divide", "333,333", "51.0 GB"):
         assert text in words
     assert "Reason number 5" in words
+    assert "bound by compute, 20.0% of the step lies above its floor, 71.0% of the traffic hides under compute" in words
     assert "No trial stands behind these figures" in words
     assert "asap-ray +model=llama70b" in words
     assert "https://example.org/datasheet?a=1&b=2" in words
@@ -159,3 +160,16 @@ def test_importing_the_report_leaves_the_slow_libraries_alone() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_every_picture_compiles_and_draws_its_marks(factory: Any) -> None:
+    import vl_convert
+
+    figures = json.loads(Elements(page(factory.answer())).figures)
+    assert set(figures) == {"0-time", "0-memory", "0-roofline", "0-map"}
+    for name, figure in figures.items():
+        columns = figure.pop("usermeta", {}).get("columns", {})
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        svg = vl_convert.vegalite_to_svg(figure | {"width": 400, "datasets": {"plans": rows}})
+        marks = {"0-time": 5 * 6 + 5, "0-memory": 6 * 5, "0-roofline": 5 * 2, "0-map": 400}
+        assert svg.count('aria-roledescription="') >= marks[name]
