@@ -28,10 +28,11 @@ def write_report(answer: Answer, run_dir: Path) -> tuple[Path, ...]:
         "report.html": page(answer),
     }
     run_dir.mkdir(parents=True, exist_ok=True)
-    return tuple(_replace(run_dir / name, text) for name, text in texts.items())
+    return tuple(write_whole(run_dir / name, text) for name, text in texts.items())
 
 
-def _replace(path: Path, text: str) -> Path:
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file beside its place and rename it into it, so that no reader sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

@@ -53,7 +53,7 @@ def outline(answer: Answer) -> Iterator[Block]:
     winner = answer.winner
     yield space(winner)
     if winner.best is not None:
-        yield best(winner, winner.best)
+        yield best(winner, winner.best, answer.baseline)
         yield why(winner)
     if len(winner.ranked) > 1:
         yield runners_up(winner)
@@ -93,15 +93,17 @@ def space(answer: SliceAnswer) -> Block:
     )
 
 
-def best(answer: SliceAnswer, found: Estimate) -> Block:
-    """The best plan with its figures."""
+def best(answer: SliceAnswer, found: Estimate, baseline: Estimate | None) -> Block:
+    """The best plan with its figures, and how it compares with the user's own."""
     where = answer.slice
+    compared = (("baseline", sentences.baseline_line(baseline, found)),) if baseline else ()
     return Block(
         title=f"Best plan on {where.name}",
         strong=True,
         facts=(
             ("plan", found.plan.line),
             ("step", sentences.step_line(found)),
+            *compared,
             ("speed", sentences.speed_line(where, found)),
             ("floor", sentences.floor_line(found)),
             ("time", sentences.parts_line(found.time_parts, found.step_time_s)),

@@ -58,7 +58,7 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
         "about": sentences.slice_line(one.slice, answer.workload.precision),
         "cards": cards(one) if one.best else [],
         "line": one.best.plan.line if one.best else None,
-        "why": why(one),
+        "why": why(one, answer.baseline if one is answer.winner else None),
         "space": sentences.space_line(one),
         "removed": removed(one),
         "leaders": leaders(one),
@@ -87,11 +87,13 @@ def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
     ]
 
 
-def why(answer: SliceAnswer) -> list[tuple[str, list[str]]]:
-    """The diagnosis of the best plan, as titled lists."""
+def why(answer: SliceAnswer, baseline: Estimate | None) -> list[tuple[str, list[str]]]:
+    """The diagnosis of the best plan and its gain over the user's own, as titled lists."""
     found = [("Why it is first", list(answer.reasons[:1]))]
     diagnosis = answer.diagnosis
     if answer.best is not None:
+        if baseline is not None:
+            found.append(("Against the baseline", [sentences.baseline_line(baseline, answer.best)]))
         found.append(("Busy, hidden or not", [sentences.busy_line(answer.best)]))
     if diagnosis is not None:
         found.append(("What bounds it", [sentences.bound_line(diagnosis)]))

@@ -127,6 +127,13 @@ def cost_line(where: Slice, best: Estimate) -> str:
     return f"{units.dollars(cost)} a million tokens at {units.dollars(price)} a chip-hour"
 
 
+def baseline_line(baseline: Estimate, best: Estimate) -> str:
+    """How the best plan compares with the user's own."""
+    faster = units.times(baseline.step_time_s / best.step_time_s)
+    misses = "" if baseline.fits else f", does not fit: {over_line(baseline)}"
+    return f"{units.seconds(baseline.step_time_s)}{misses}; the best is {faster} as fast ({baseline.plan.line})"
+
+
 def bound_line(diagnosis: Diagnosis) -> str:
     """What bounds the step, how far it is from its floor, how much traffic hides, and what work is done twice."""
     bound = RESOURCES.get(diagnosis.bound, diagnosis.bound)

@@ -44,15 +44,16 @@ def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False
         return
     if not announced:
         announce(answer.model, answer.workload, tuple(each.slice for each in answer.slices), output, stream)
-    _print(outline(answer), output, stream)
+    print_blocks(outline(answer), output, stream)
 
 
 def announce(model: str, workload: Workload, slices: tuple[Slice, ...], output: str, stream: TextIO) -> None:
     """Print what is asked, before the answer is known. With `json`, pass stderr as the stream."""
-    _print([heading(model, workload, slices)], output, stream)
+    print_blocks([heading(model, workload, slices)], output, stream)
 
 
-def _print(blocks: Iterable[Block], output: str, stream: TextIO) -> None:
+def print_blocks(blocks: Iterable[Block], output: str, stream: TextIO) -> None:
+    """Print blocks in colour (`rich`, where the stream is a terminal) or as plain lines."""
     if output == "rich" and stream.isatty() and os.environ.get("TERM") != "dumb":
         _print_rich(blocks, stream)
     else:

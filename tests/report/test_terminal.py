@@ -88,6 +88,13 @@ def test_figures_are_those_of_the_answer(factory: Any) -> None:
     assert "No trial stands behind these figures" in text
 
 
+def test_a_baseline_is_compared_with_the_best(factory: Any) -> None:
+    stream = io.StringIO()
+    show(factory.answer(baseline=factory.estimate(factory.lines[1], 150.0, hbm_bytes=90e9)), "plain", stream)
+    wanted = f"baseline  150 s, does not fit: 1.00 GB over (90.0 GB); the best is 1.50x as fast ({factory.lines[1]})"
+    assert wanted in stream.getvalue()
+
+
 def test_what_differs_from_the_best_is_all_that_a_row_shows(factory: Any) -> None:
     stream = io.StringIO()
     show(factory.answer(), "plain", stream)
