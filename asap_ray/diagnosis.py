@@ -1,0 +1,122 @@
+"""What bounds a step, how sure that is, what binds next, and whether the mesh is the problem at all.
+
+The critical path is read by resource. A step is called bound by what is not compute only where that takes more of it
+than a threshold: 30% for collectives and HBM, 10% for idle time of any kind, as in XProf's smart suggestions
+(openxla/xprof, signal thresholds). Below all of them the matrix units are what there is most of: it is compute-bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asap_ray.physics.estimate import Estimate
+
+THRESHOLDS: Mapping[str, float] = {"hbm": 0.30, "ici": 0.30, "dcn": 0.30, "bubble": 0.10, "host": 0.10, "input": 0.10}
+WIRES = ("tensor", "context", "expert", "fsdp", "gradient", "pipeline")
+NOTHING_TO_GAIN = 0.05
+"""Below this share of the step, exposed traffic, bubble and recomputation together are not worth another mesh."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What bounds a step and what speaks for it.
+
+    `bound` and `next_wall` are resources (compute, hbm, ici, dcn, bubble, host, input); `headroom` is 1 - floor/step;
+    `overlap` is the share of all traffic that hides under compute, None where there is none; `redundant` the FLOPs of
+    recomputation over the model's own. `abstains` says why no other mesh would help much, or is None.
+    """
+
+    bound: str
+    evidence: tuple[str, ...]
+    next_wall: str
+    headroom: float
+    overlap: float | None
+    redundant: float
+    abstains: str | None
+
+
+def resource_seconds(estimate: Estimate) -> dict[str, float]:
+    """The critical path by resource, in seconds; exposed traffic is split between ICI and DCN as the wires are busy."""
+    parts, busy = estimate.time_parts, estimate.busy
+    exposed = sum(parts[name] for name in WIRES)
+    wires = busy["ici"] + busy["dcn"]
+    across = busy["dcn"] / wires if wires else 0.0
+    return {
+        "compute": parts["matmul"] + parts["attention"] + parts["recompute"] + parts["head"],
+        "hbm": parts["elementwise"] + parts["optimizer"],
+        "ici": exposed * (1.0 - across),
+        "dcn": exposed * across,
+        "bubble": parts["bubble"],
+        "host": parts["host"] + parts["offload"],
+    }
+
+
+def diagnose(estimate: Estimate) -> Diagnosis:
+    """Diagnose one estimate."""
+    step, seconds = estimate.step_time_s, resource_seconds(estimate)
+    strain = {name: seconds[name] / step / THRESHOLDS[name] for name in seconds if name in THRESHOLDS}
+    worst = max(strain, key=lambda name: strain[name])
+    bound = worst if strain[worst] >= 1.0 else "compute"
+    others = {name: value for name, value in seconds.items() if name != bound}
+    wires = estimate.busy["ici"] + estimate.busy["dcn"]
+    exposed = seconds["ici"] + seconds["dcn"]
+    return Diagnosis(
+        bound=bound,
+        evidence=tuple(_evidence(estimate, seconds, exposed, wires)),
+        next_wall=max(others, key=lambda name: others[name]),
+        headroom=1.0 - estimate.floor_s / step,
+        overlap=1.0 - exposed / wires if wires else None,
+        redundant=estimate.redundant,
+        abstains=_abstains(estimate, bound, exposed),
+    )
+
+
+def _evidence(estimate: Estimate, seconds: Mapping[str, float], exposed: float, wires: float) -> list[str]:
+    step = estimate.step_time_s
+    lines = [f"compute {seconds['compute']:.3g} s of {step:.3g} s ({seconds['compute'] / step:.0%})"]
+    if wires:
+        kinds = {name: estimate.time_parts[name] for name in WIRES if estimate.time_parts[name] > 0.005 * step}
+        worst = ", ".join(f"{name} {value:.3g} s" for name, value in sorted(kinds.items(), key=lambda kv: -kv[1]))
+        lines.append(
+            f"traffic {wires:.3g} s, of which {exposed:.3g} s ({exposed / step:.0%} of the step) does not hide"
+            + (f": {worst}" if worst else "")
+        )
+    for name, label in (("bubble", "pipeline bubble"), ("hbm", "memory-bound kernels"), ("host", "launches and host")):
+        if seconds[name] > 0.02 * step:
+            lines.append(f"{label} {seconds[name]:.3g} s ({seconds[name] / step:.0%})")
+    if estimate.redundant > 0.01:
+        lines.append(f"recomputation {estimate.redundant:.0%} more FLOPs, {estimate.time_parts['recompute']:.3g} s")
+    binding = max(estimate.floor_parts, key=lambda name: estimate.floor_parts[name])
+    lines.append(f"floor {estimate.floor_s:.3g} s, set by {binding}")
+    return lines
+
+
+def _abstains(estimate: Estimate, bound: str, exposed: float) -> str | None:
+    parts, step = estimate.time_parts, estimate.step_time_s
+    movable = exposed + parts["bubble"] + parts["recompute"] + parts["offload"]
+    if bound == "compute" and movable < NOTHING_TO_GAIN * step:
+        return (
+            f"traffic, bubble and recomputation are {movable / step:.1%} of the step: what is left above the floor is "
+            "how well kernels use the chip"
+        )
+    if bound in ("host", "input"):
+        return "the step waits for the host, which no mesh changes"
+    return None
+
+
+def compare(estimate: Estimate, best: Estimate) -> str:
+    """One sentence: why a plan is slower than the best, by the parts that differ most."""
+    if estimate.plan == best.plan:
+        seconds = resource_seconds(best)
+        largest = max((n for n in seconds if n != "compute"), key=lambda n: seconds[n])
+        share = seconds["compute"] / best.step_time_s
+        return (
+            f"{share:.0%} of the step is compute; the largest other cost, {largest}, takes "
+            f"{seconds[largest] / best.step_time_s:.1%}"
+        )
+    slower = estimate.step_time_s - best.step_time_s
+    change = {name: estimate.time_parts[name] - best.time_parts[name] for name in estimate.time_parts}
+    told = sorted((n for n in change if abs(change[n]) > 0.1 * abs(slower)), key=lambda n: -abs(change[n]))[:3]
+    changes = ", ".join(f"{name} {change[name]:+.3g} s" for name in told)
+    return f"{slower / best.step_time_s:+.1%}: {changes or 'no part differs much'}"
