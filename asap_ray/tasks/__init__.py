@@ -1,0 +1,1 @@
+"""One file a command; each reads as the story of what that command does."""

@@ -1,0 +1,92 @@
+"""`task=explain`: take one plan apart, the one given with `plan=` or the best of the space.
+
+A plan line may be partial: what it names is pinned, axes it leaves out stand at 1, and the other knobs take their best.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from asap_ray.config import Config
+from asap_ray.diagnosis import diagnose
+from asap_ray.errors import ConfigError
+from asap_ray.narrowing import fixed
+from asap_ray.physics.estimate import Estimate
+from asap_ray.plan import Plan
+from asap_ray.report.explanation import Explanation, Step, blocks, explanation_fields
+from asap_ray.report.files import write_whole
+from asap_ray.report.terminal import announce, print_blocks
+from asap_ray.rules import broken
+from asap_ray.space import Space
+from asap_ray.tasks.nothing import explain_nothing
+from asap_ray.tasks.setting import baseline_plan, given_fields, load
+from asap_ray.tasks.tune import command_line, open_run, output_of, versions
+from asap_ray.tiers.neighbours import neighbours
+from asap_ray.tiers.roofline import Roofline
+
+
+def run(config: Config) -> int:
+    """Run the task; returns the exit status.
+
+    Raises:
+        AsapError: something for the user to change.
+    """
+    started = time.monotonic()
+    if len(config.hardware.slices) > 1:
+        raise ConfigError("hardware", config.hardware.slices, "one slice: task=explain takes one plan apart")
+    setting = load(config)
+    tier, space = setting.tiers[0], setting.spaces[0]
+    baseline = tier.best_layout(baseline_plan(config.baseline), "baseline") if config.baseline else None
+    output, stream = output_of(config)
+    announce(config.model_name, setting.workload, setting.slices, output, stream)
+    chosen, estimate = choose(config, tier, space)
+    steps = neighbours(tier, Space(problem=tier.problem), estimate.plan)
+    told = Explanation(
+        model=config.model_name,
+        stack=config.stack_name,
+        seed=config.seed,
+        workload=setting.workload,
+        slice=tier.problem.slice,
+        chosen=chosen,
+        estimate=estimate,
+        diagnosis=diagnose(estimate),
+        baseline=baseline,
+        steps=tuple(Step(field=s.field, value=s.value, estimate=s.estimate, reason=s.reason) for s in steps),
+        wall_s=time.monotonic() - started,
+        versions=versions(),
+    )
+    fields = explanation_fields(told)
+    ledger = open_run(config)
+    ledger.append("explained", {"command": command_line(), "plan": estimate.plan.line, "versions": versions()})
+    written = write_whole(config.run_path / "explanation.json", json.dumps(fields, indent=2) + "\n")
+    if config.output == "json":
+        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+    else:
+        print_blocks([*blocks(told)], output, sys.stdout)
+        print(f"  files     {written}")
+    return 0
+
+
+def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]:
+    """The plan to explain, with a few words on how it was chosen.
+
+    Raises:
+        ConfigError: the plan given is not legal.
+        DoesNotFitError: no plan was given and none fits.
+    """
+    if config.plan is None:
+        sweep = tier.sweep(space, top=1)
+        if not sweep.ranked:
+            raise explain_nothing(config, tier, space, sweep)
+        return "The best plan", sweep.ranked[0]
+    plan = Plan.parse(config.plan)
+    if broken(tier.problem, plan) is None:
+        return "The given plan", tier.best_layout(plan)
+    pinned = space.narrowed(*fixed(tier.problem, given_fields(config.plan, "plan")))
+    sweep = tier.sweep(pinned, top=1)
+    found = (*sweep.ranked, *sweep.too_big)
+    if not found:
+        return "The given plan", tier.best_layout(plan)
+    return "The best plan with what was given", found[0]

@@ -1,0 +1,166 @@
+"""From a configuration to problems: the workload, and for each slice the problem, its chip's calibration, the tier."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asap_ray.config import Config
+from asap_ray.errors import ConfigError
+from asap_ray.hardware import Chip, Slice, chip_from_mapping, parse_slice
+from asap_ray.interchange.huggingface import read_config
+from asap_ray.narrowing import fixed, forbidden
+from asap_ray.physics.calibration import Calibration, calibration_from_mapping
+from asap_ray.plan import KNOBS, Plan
+from asap_ray.problem import Problem
+from asap_ray.settings import load_group
+from asap_ray.space import Space
+from asap_ray.stack import stack_from_mapping
+from asap_ray.tiers.roofline import Roofline
+from asap_ray.workload import DTYPE_BYTES, Workload, architecture_from_mapping, train_shape_from_mapping
+
+UNPUBLISHED_SHAPE = (1024, 4096)
+"""Sequences a step and tokens a sequence (4M tokens, as Llama 2) where a model comes without a training shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What one command works on: a workload, and one tier and space for each slice asked for."""
+
+    workload: Workload
+    tiers: tuple[Roofline, ...]
+    spaces: tuple[Space, ...]
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices, in the order given."""
+        return tuple(tier.problem.slice for tier in self.tiers)
+
+
+def load(config: Config) -> Setting:
+    """Read everything that a configuration names.
+
+    Raises:
+        ConfigError: something it names does not exist or cannot be used.
+    """
+    workload = _workload(config)
+    stack = stack_from_mapping(config.stack)
+    chips = load_chips(config)
+    calibrations = {k: calibration_from_mapping(k, v) for k, v in load_group("calibration", config.config_dir).items()}
+    tiers, spaces = [], []
+    for name in config.hardware.slices:
+        slice_ = parse_slice(name, chips)
+        problem = Problem(workload=workload, slice=slice_, stack=stack, numerics=_numerics(config))
+        _check_precision(problem)
+        _check_batch(config, problem)
+        tiers.append(Roofline(problem=problem, calibration=calibration_of(slice_.chip, calibrations)))
+        narrowings = fixed(problem, config.space.fix) + forbidden(problem, config.space.forbid)
+        spaces.append(Space(problem=problem, narrowings=narrowings))
+    return Setting(workload=workload, tiers=tuple(tiers), spaces=tuple(spaces))
+
+
+def load_chips(config: Config) -> dict[str, Chip]:
+    """All chips by name, the user's own included."""
+    chips = (chip_from_mapping(mapping) for mapping in load_group("hardware", config.config_dir).values())
+    return {chip.name: chip for chip in chips}
+
+
+def calibration_of(chip: Chip, calibrations: Mapping[str, Calibration]) -> Calibration:
+    """The chip's own calibration, or its class's."""
+    return calibrations.get(chip.name, calibrations[chip.kind])
+
+
+def _workload(config: Config) -> Workload:
+    if "hf_config" in config.model:
+        architecture, shape = read_config(Path(config.model["hf_config"])), None
+    else:
+        architecture, shape = architecture_from_mapping(config.model), train_shape_from_mapping(config.model)
+    batch, length = shape or UNPUBLISHED_SHAPE
+    asked = config.workload
+    precision = asked.precision or "bf16"
+    if precision not in DTYPE_BYTES:
+        raise ConfigError("workload.precision", precision, f"allowed: {', '.join(DTYPE_BYTES)}", DTYPE_BYTES)
+    return Workload(
+        architecture=architecture,
+        global_batch=asked.global_batch or batch,
+        seq_len=asked.seq_len or length,
+        precision=precision,
+    )
+
+
+def _numerics(config: Config) -> tuple[str, ...]:
+    for name in config.space.numerics:
+        if name != "precision":
+            raise ConfigError("space.numerics", name, "allowed: precision", ("precision",))
+    return tuple(config.space.numerics)
+
+
+def _check_precision(problem: Problem) -> None:
+    precision, chip = problem.workload.precision, problem.slice.chip
+    offered = [name for name in problem.stack.precisions if name in chip.peak_flops]
+    if precision not in offered:
+        raise ConfigError(
+            "workload.precision", precision, f"{problem.stack.name} on {chip.name} has {', '.join(offered)}", offered
+        )
+
+
+def _check_batch(config: Config, problem: Problem) -> None:
+    # One sequence can only be split inside itself, and that is what was asked for. Several that share no factor with
+    # the # devices would all go through one batch shard: a slip, unless the axes are pinned by hand.
+    batch, devices = problem.workload.global_batch, problem.slice.devices
+    if batch > 1 and devices > 1 and math.gcd(batch, devices) == 1 and not config.space.fix and not config.plan:
+        share = min(factor for factor in range(2, devices + 1) if devices % factor == 0)
+        down, up = batch // devices * devices, -(-batch // devices) * devices
+        near = " or ".join(str(n) for n in (down, up) if n)
+        raise ConfigError(
+            "workload.global_batch",
+            batch,
+            f"not divisible over the {devices} devices of {problem.slice.name}; allowed: a multiple of {share}, "
+            f"best of {devices}, such as {near}",
+        )
+
+
+def baseline_plan(text: str) -> Plan:
+    """A plan from one line, or from a file that holds the line, a `summary.json` or a JSON object with a `line`.
+
+    Raises:
+        ConfigError: it is neither a plan nor a file that holds one.
+    """
+    path = Path(text)
+    if "=" in text and not path.is_file():
+        return Plan.parse(text, "baseline")
+    try:
+        content = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("baseline", text, f"a plan in one line, or a readable file with one ({error})") from error
+    if content.startswith("{"):
+        try:
+            data = json.loads(content)
+        except ValueError as error:
+            raise ConfigError("baseline", text, f"not JSON: {error}") from error
+        content = str((data.get("best") or {}).get("line") or data.get("line") or "")
+    return Plan.parse(content.splitlines()[0] if content else "", "baseline")
+
+
+def given_fields(text: str, key: str) -> dict[str, object]:
+    """What a plan line pins, as `space.fix` takes it; an axis that is not named stands at 1 once any axis is.
+
+    Raises:
+        ConfigError: the line cannot be read.
+    """
+    plan = Plan.parse(text, key)
+    pins: dict[str, object] = {}
+    for token in text.split():
+        name, _, value = token.partition("=")
+        if name in KNOBS:
+            pins[name] = getattr(plan, name)
+        elif "x" in value:
+            inside, _, across = value.partition("x")
+            pins[f"{name}_ici"], pins[f"{name}_dcn"] = int(inside.split("@")[0]), int(across)
+        else:
+            pins[name] = plan.axes[name]
+    named = {name.split("_")[0] for name in pins}
+    return pins | ({axis: 1 for axis in plan.axes if axis not in named} if named & set(plan.axes) else {})

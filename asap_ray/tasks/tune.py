@@ -1,0 +1,155 @@
+"""`task=tune`: price every legal plan of the workload on each slice and report the fastest that fits.
+
+With the roofline alone, tuning is an exact argmin: there is nothing to search for, and no trial behind the answer. The
+output says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from typing import TextIO
+
+from asap_ray import __version__
+from asap_ray.config import Config
+from asap_ray.diagnosis import compare, diagnose
+from asap_ray.errors import AsapError, ConfigError
+from asap_ray.executor import local
+from asap_ray.ledger import Ledger
+from asap_ray.physics.estimate import Estimate
+from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.report.files import write_report
+from asap_ray.report.summary import summary
+from asap_ray.report.terminal import announce, show
+from asap_ray.tasks.nothing import explain_nothing
+from asap_ray.tasks.setting import Setting, baseline_plan, load
+from asap_ray.tiers.protocol import Job
+from asap_ray.tiers.roofline import Roofline, Sweep
+
+STOP_REASON = "exact: the roofline priced every legal plan"
+
+
+def run(config: Config) -> int:
+    """Run the task; returns the exit status.
+
+    Raises:
+        AsapError: something for the user to change.
+    """
+    started = time.monotonic()
+    if config.plan is not None:
+        raise ConfigError("plan", config.plan, "for task=explain only; task=tune is pinned by space.fix")
+    setting = load(config)
+    baseline = _baseline(config, setting)
+    output, stream = output_of(config)
+    announce(config.model_name, setting.workload, setting.slices, output, stream)
+    ledger = open_run(config)
+    ledger.append("start", {"task": config.task, "command": command_line(), "versions": versions()})
+    slices = sweep_slices(config, setting)
+    for found in slices:
+        counts = {"slice": found.slice.name, "total": found.total, "legal": found.legal, "fitting": found.fitting}
+        ledger.append("swept", {**counts, "removed": dict(found.removed)})
+    answer = Answer(
+        task=config.task,
+        model=config.model_name,
+        workload=setting.workload,
+        stack=config.stack_name,
+        seed=config.seed,
+        slices=slices,
+        baseline=baseline,
+        wall_s=time.monotonic() - started,
+        versions=versions(),
+        run_dir=config.run_path,
+        stop_reason=STOP_REASON,
+        command=command_line(),
+    )
+    write_report(answer, config.run_path)
+    ledger.append("answer", {"best": summary(answer)["best"], "wall_s": answer.wall_s})
+    show(answer, output, sys.stdout, announced=stream is sys.stdout)
+    return 0
+
+
+def output_of(config: Config) -> tuple[str, TextIO]:
+    """How to print, and where to print what comes before the answer: with JSON, stdout is for the object alone."""
+    if config.output == "json":
+        return "plain" if not sys.stderr.isatty() else "rich", sys.stderr
+    wanted = config.output
+    if wanted == "auto":
+        wanted = "rich" if sys.stdout.isatty() else "plain"
+    return wanted, sys.stdout
+
+
+def open_run(config: Config) -> Ledger:
+    """Make the run directory and open its ledger.
+
+    Raises:
+        ConfigError: the directory cannot be made or written to.
+    """
+    try:
+        config.run_path.mkdir(parents=True, exist_ok=True)
+        return Ledger(config.run_path)
+    except OSError as error:
+        raise ConfigError(
+            "run_dir", config.run_path, f"a directory that can be written to ({error.strerror})"
+        ) from error
+
+
+def sweep_slices(config: Config, setting: Setting) -> tuple[SliceAnswer, ...]:
+    """Price each slice, several side by side on as many cores as there are.
+
+    Raises:
+        ConfigError: no slice has a legal plan.
+        DoesNotFitError: plans are legal but none fits.
+    """
+    pairs = list(zip(setting.tiers, setting.spaces, strict=True))
+    jobs = [Job(name=str(i), work=tier.sweep, arguments=(space, config.top)) for i, (tier, space) in enumerate(pairs)]
+    sweeps: dict[int, Sweep] = {}
+    for outcome in local.run(jobs, workers=os.cpu_count() or 1):
+        if outcome.error:
+            raise outcome.error
+        if outcome.status != "complete":
+            name = setting.slices[int(outcome.job.name)].name
+            raise AsapError(f"pricing {name} {outcome.status}: {outcome.reason}")
+        sweeps[int(outcome.job.name)] = outcome.value
+    answers = tuple(slice_answer(tier, sweeps[i]) for i, (tier, _) in enumerate(pairs))
+    if not any(answer.ranked for answer in answers):
+        raise explain_nothing(config, *pairs[0], sweeps[0])
+    return answers
+
+
+def slice_answer(tier: Roofline, sweep: Sweep) -> SliceAnswer:
+    """A sweep with its reasons."""
+    best = sweep.ranked[0] if sweep.ranked else None
+    return SliceAnswer(
+        slice=tier.problem.slice,
+        total=sweep.total,
+        legal=sweep.legal,
+        fitting=sweep.fitting,
+        removed=sweep.removed,
+        ranked=sweep.ranked,
+        reasons=tuple(compare(estimate, best) for estimate in sweep.ranked) if best else (),
+        diagnosis=diagnose(best) if best else None,
+        too_big=sweep.too_big,
+        sample=sweep.sample,
+    )
+
+
+def _baseline(config: Config, setting: Setting) -> Estimate | None:
+    if config.baseline is None:
+        return None
+    plan = baseline_plan(config.baseline)
+    return setting.tiers[0].best_layout(plan, "baseline")
+
+
+def command_line() -> str:
+    """The command as it was typed, for the record."""
+    return shlex.join(["python", "-m", "asap_ray", *sys.argv[1:]])
+
+
+def versions() -> Mapping[str, str]:
+    """Versions that the figures depend on."""
+    return {"asap_ray": __version__, "python": platform.python_version(), "numpy": metadata.version("numpy")}

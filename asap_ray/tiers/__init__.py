@@ -1,0 +1,1 @@
+"""Ways to evaluate a plan, cheap to dear, behind one protocol."""

@@ -1,0 +1,145 @@
+"""What one step on each axis and knob would do to a plan: the nearest legal plans, priced.
+
+A step on a mesh axis takes the next size there is; one other axis gives way, and the micro-batch, ZeRO, schedule and
+sequence parallelism follow as they must. The fastest such plan stands for the step. A step on a knob changes that
+knob alone (and the accumulation with the micro-batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.roofline import Pricer
+from asap_ray.plan import AXES, SCHEDULES, Plan, six
+from asap_ray.problem import Problem, coding, usable_axes
+from asap_ray.rules import broken
+from asap_ray.space import PlanColumns, Space, divisors
+from asap_ray.tiers.roofline import Roofline
+
+SAME = ("remat", "precision", "attention")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """One step away: `field` becomes `value`. It has an estimate, or the reason why no such plan is legal."""
+
+    field: str
+    value: str
+    estimate: Estimate | None
+    reason: str = ""
+
+
+def neighbours(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
+    """Every plan one step away from a legal one, axes first."""
+    return [*_axes(tier, space, plan), *_knobs(tier, plan)]
+
+
+def _axes(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
+    targets = list(_targets(space, plan))
+    found: dict[tuple[int, int], tuple[float, Plan]] = {}
+    pricer = Pricer(tier.problem, tier.calibration)
+    codes = coding(tier.problem)
+    same = {name: codes[name].index(getattr(plan, name)) for name in SAME}
+    for chunk in space.chunks():
+        rows = chunk.take(np.logical_and.reduce([chunk[name] == code for name, code in same.items()]))
+        alike = np.array([rows[axis] == size for axis, size in plan.axes.items()])
+        for target in targets:
+            axis, size = target
+            others = alike.sum(axis=0) - alike[axis]
+            picked = rows.take((rows[AXES[axis]] == size) & (others >= len(AXES) - 2))
+            if len(picked):
+                _keep(found, target, space, picked, pricer)
+    estimates = dict(zip(found, tier.estimates([each for _, each in found.values()]), strict=True))
+    return [
+        Neighbour(
+            field=AXES[axis],
+            value=str(size),
+            estimate=estimates.get((axis, size)),
+            reason="" if (axis, size) in estimates else _why_not(tier.problem, plan, axis, size),
+        )
+        for axis, size in targets
+    ]
+
+
+def _keep(
+    found: dict[tuple[int, int], tuple[float, Plan]],
+    target: tuple[int, int],
+    space: Space,
+    rows: PlanColumns,
+    pricer: Pricer,
+) -> None:
+    prices = pricer.price(rows)
+    # A plan that fits is a better neighbour than a faster one that does not.
+    over = prices.hbm_bytes > pricer.problem.slice.chip.usable_hbm_bytes
+    score = prices.step_time_s + np.where(over, 1e9, 0.0)
+    best = int(np.argmin(score))
+    if target not in found or score[best] < found[target][0]:
+        found[target] = (float(score[best]), space.plan(rows, best))
+
+
+def _targets(space: Space, plan: Plan) -> Iterator[tuple[int, int]]:
+    for axis in usable_axes(space.problem):
+        sizes = np.unique(space.meshes.columns[axis])
+        here = plan.axes[axis]
+        for size in (*sizes[sizes < here][-1:], *sizes[sizes > here][:1]):
+            yield AXES.index(axis), int(size)
+
+
+def _why_not(problem: Problem, plan: Plan, axis: int, size: int) -> str:
+    """The rule that stands in the way, found by letting the largest axis give way."""
+    wanted, here = list(plan.sizes), plan.sizes[axis]
+    giver = max((i for i in range(len(AXES)) if i != axis), key=lambda i: wanted[i])
+    if wanted[giver] * here % size:
+        return "no other axis can give way"
+    wanted[axis], wanted[giver] = size, wanted[giver] * here // size
+    inside = [min(n, problem.slice.ici_devices) for n in wanted]
+    moved = replace(plan, ici=six(inside), dcn=six(n // i for n, i in zip(wanted, inside, strict=True)), layout=())
+    fault = broken(problem, moved)
+    return fault[1] if fault else "no legal plan with at most one other axis changed"
+
+
+def _knobs(tier: Roofline, plan: Plan) -> list[Neighbour]:
+    steps = list(_knob_steps(tier.problem, plan))
+    faults = [broken(tier.problem, moved) for _, _, moved in steps]
+    legal = [moved for (_, _, moved), fault in zip(steps, faults, strict=True) if fault is None]
+    estimates = iter(tier.estimates(legal))
+    return [
+        Neighbour(
+            field=field, value=value, estimate=None if fault else next(estimates), reason=fault[1] if fault else ""
+        )
+        for (field, value, _), fault in zip(steps, faults, strict=True)
+        if fault is None or fault[0] not in ("schedule", "zero", "sequence_parallel", "remat")
+    ]
+
+
+def _knob_steps(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    stack, total = problem.stack, plan.micro_batch * plan.accumulation
+    sizes = divisors(total)
+    here = sizes.index(plan.micro_batch)
+    for size in (*sizes[max(here - 1, 0) : here], *sizes[here + 1 : here + 2]):
+        yield "micro_batch", str(size), replace(plan, micro_batch=size, accumulation=total // size)
+    for name in stack.remat_names:
+        if name != plan.remat:
+            yield "remat", name, replace(plan, remat=name)
+    for stage in stack.zero:
+        if stage != plan.zero:
+            yield "zero", str(stage), replace(plan, zero=stage)
+    for schedule in SCHEDULES:
+        if schedule != plan.schedule and schedule in stack.schedules:
+            virtual = 2 if schedule == "interleaved" else 1
+            yield "schedule", schedule, replace(plan, schedule=schedule, virtual=virtual)
+    if plan.schedule == "interleaved":
+        for virtual in (plan.virtual - 1, plan.virtual + 1, plan.virtual * 2):
+            yield "virtual", str(virtual), replace(plan, virtual=max(virtual, 1))
+    yield (
+        "sequence_parallel",
+        str(not plan.sequence_parallel).lower(),
+        replace(plan, sequence_parallel=not plan.sequence_parallel),
+    )
+    for kernel in stack.attention:
+        if kernel != plan.attention:
+            yield "attention", kernel, replace(plan, attention=kernel)

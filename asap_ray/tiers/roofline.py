@@ -1,0 +1,118 @@
+"""The roofline tier: the whole legal space priced in one sweep, or given plans one by one.
+
+The sweep is exact: no legal plan is left out, so its best is the roofline's argmin, and the counts are of all plans.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from asap_ray.errors import ConfigError
+from asap_ray.meshes import laid_out
+from asap_ray.physics.calibration import Calibration
+from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.roofline import Pricer
+from asap_ray.plan import Plan
+from asap_ray.problem import Problem
+from asap_ray.rules import broken
+from asap_ray.space import Space
+from asap_ray.tiers.keepers import Best, Front, Sampler
+from asap_ray.tiers.protocol import Job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What pricing every legal plan came to.
+
+    `removed` counts plans by the rule that took them, "memory" among them. `ranked` are the fastest that fit; `too_big`
+    those that do not fit but would be faster, nearest miss first (or the fastest of all that do not fit); `leanest` is
+    the plan that needs the least memory. `sample` holds columns of an even spread of plans.
+    """
+
+    total: int
+    legal: int
+    fitting: int
+    removed: dict[str, int]
+    ranked: tuple[Estimate, ...]
+    too_big: tuple[Estimate, ...]
+    leanest: Estimate | None
+    sample: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roofline:
+    """Evaluates plans of one problem by physics alone."""
+
+    problem: Problem
+    calibration: Calibration
+    name: str = "roofline"
+
+    def job(self, plans: Sequence[Plan]) -> Job:
+        """Price given plans."""
+        return Job(name=f"roofline of {len(plans)} plans", work=self.estimates, arguments=(list(plans),))
+
+    def read(self, result: list[Estimate]) -> list[Estimate]:
+        """The estimates as they are."""
+        return result
+
+    def estimates(self, plans: list[Plan]) -> list[Estimate]:
+        """Price given plans, legal or not.
+
+        Raises:
+            ConfigError: a plan's mesh does not fill the slice, or its layout is not a useful one.
+        """
+        if not plans:
+            return []
+        space = Space(problem=self.problem)
+        return Pricer(self.problem, self.calibration).estimates(space.columns(plans), plans)
+
+    def best_layout(self, plan: Plan, key: str = "plan") -> Estimate:
+        """Price one plan that a user wrote, on the fastest of its layouts where it names none.
+
+        Raises:
+            ConfigError: the plan is not legal (the text has the rule and its reason), or its layout is not a useful
+            one.
+        """
+        if fault := broken(self.problem, plan):
+            raise ConfigError(key, plan.line, f"not legal, rule {fault[0]}: {fault[1]}")
+        table = laid_out(self.problem, plan)
+        many = len(self.problem.slice.axes) > 1
+        layouts = [tuple(tuple(int(f) for f in row) for row in factors) if many else () for factors in table.factors]
+        return min(self.estimates([replace(plan, layout=layout) for layout in layouts]), key=lambda e: e.step_time_s)
+
+    def sweep(self, space: Space, top: int, too_big: int = 3) -> Sweep:
+        """Price every open legal plan of a space of this problem."""
+        pricer, removed = Pricer(self.problem, self.calibration), Counter[str]()
+        limit = self.problem.slice.chip.usable_hbm_bytes
+        fits, fast, lean, front = Best(top), Best(too_big), Best(1), Front()
+        sampler, legal, fitting = Sampler(), 0, 0
+        for rows in space.chunks(removed):
+            prices = pricer.price(rows)
+            inside = prices.hbm_bytes <= limit
+            legal, fitting = legal + len(rows), fitting + int(inside.sum())
+            fits.offer(space, rows, np.where(inside, prices.step_time_s, np.inf))
+            fast.offer(space, rows, np.where(inside, np.inf, prices.step_time_s))
+            front.offer(space, rows, prices.hbm_bytes, prices.step_time_s, ~inside)
+            lean.offer(space, rows, prices.hbm_bytes)
+            sampler.offer(rows, prices, pricer.floor(rows), inside)
+        if legal > fitting:
+            removed["memory"] = legal - fitting
+        # The nearest misses that would beat the best; if nothing fits or none would, the fastest of what is too big.
+        nearest = front.below(fits.found[0][0])[:too_big] if fits.found else []
+        found = [fits.plans, nearest or fast.plans, lean.plans]
+        estimates = iter(self.estimates([plan for plans in found for plan in plans]))
+        ranked, missed, leanest = ([next(estimates) for _ in plans] for plans in found)
+        return Sweep(
+            total=space.total,
+            legal=legal,
+            fitting=fitting,
+            removed=dict(removed),
+            ranked=tuple(ranked),
+            too_big=tuple(missed),
+            leanest=leanest[0] if leanest else None,
+            sample=sampler.columns(self.problem),
+        )
