@@ -64,8 +64,10 @@ class Narrowing:
         return passed if self.keep else ~passed
 
 
-def fixed(problem: Problem, given: Mapping[str, object], author: str = "user") -> tuple[Narrowing, ...]:
-    """One narrowing for each field pinned by `space.fix`.
+def fixed(
+    problem: Problem, given: Mapping[str, object], author: str = "user", key: str = "space.fix"
+) -> tuple[Narrowing, ...]:
+    """One narrowing for each field pinned, by `space.fix` or by another key.
 
     Raises:
         ConfigError: a field is unknown, or its value cannot be one of the field's.
@@ -73,10 +75,10 @@ def fixed(problem: Problem, given: Mapping[str, object], author: str = "user") -
     return tuple(
         Narrowing(
             name="fix",
-            tests=(_test(problem, f"space.fix.{field}", field, value),),
+            tests=(_test(problem, f"{key}.{field}", field, value),),
             keep=True,
             author=author,
-            reason=f"space.fix.{field}={value}",
+            reason=f"{key}.{field}={value}",
         )
         for field, value in given.items()
     )

@@ -161,7 +161,9 @@ def too_big(answer: SliceAnswer) -> Block:
         over = each.hbm_bytes - each.hbm_limit_bytes
         rows.append((units.seconds(each.step_time_s), units.gigabytes(each.hbm_bytes), units.gigabytes(over), line))
     limit = units.gigabytes(answer.too_big[0].hbm_limit_bytes)
-    title = f"Fastest of what does not fit in the {limit} usable on a device"
+    faster = answer.best is not None and answer.too_big[0].step_time_s < answer.best.step_time_s
+    what = "Faster, nearest miss first, but too big for" if faster else "Fastest of what is too big for"
+    title = f"{what} the {limit} usable on a device"
     return Block(title=title, grid=Grid(header=header, rows=tuple(rows), words=header[-1:]))
 
 

@@ -21,7 +21,7 @@ from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.rules import broken
 from asap_ray.space import Space
 from asap_ray.tasks.nothing import explain_nothing
-from asap_ray.tasks.setting import baseline_plan, given_fields, load
+from asap_ray.tasks.setting import baseline_plan, completed, given_fields, load
 from asap_ray.tasks.tune import command_line, open_run, output_of, versions
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
@@ -40,8 +40,8 @@ def run(config: Config) -> int:
     tier, space = setting.tiers[0], setting.spaces[0]
     baseline = tier.best_layout(baseline_plan(config.baseline), "baseline") if config.baseline else None
     output, stream = output_of(config)
-    announce(config.model_name, setting.workload, setting.slices, output, stream)
     chosen, estimate = choose(config, tier, space)
+    announce(config.model_name, setting.workload, setting.slices, output, stream)
     steps = neighbours(tier, Space(problem=tier.problem), estimate.plan)
     told = Explanation(
         model=config.model_name,
@@ -81,12 +81,14 @@ def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]
         if not sweep.ranked:
             raise explain_nothing(config, tier, space, sweep)
         return "The best plan", sweep.ranked[0]
-    plan = Plan.parse(config.plan)
+    plan, given = Plan.parse(config.plan), given_fields(config.plan, "plan")
     if broken(tier.problem, plan) is None:
         return "The given plan", tier.best_layout(plan)
-    pinned = space.narrowed(*fixed(tier.problem, given_fields(config.plan, "plan")))
+    pinned = space.narrowed(*fixed(tier.problem, given, key="plan"))
     sweep = tier.sweep(pinned, top=1)
     found = (*sweep.ranked, *sweep.too_big)
-    if not found:
-        return "The given plan", tier.best_layout(plan)
-    return "The best plan with what was given", found[0]
+    if found:
+        return "The best plan with what was given", found[0]
+    # Pricing it says which rule it breaks; if none, the pins contradict each other or the space is narrowed elsewhere.
+    tier.best_layout(completed(tier.problem, plan, given))
+    raise explain_nothing(config, tier, pinned, sweep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asap_ray.config import Config
@@ -164,3 +164,19 @@ def given_fields(text: str, key: str) -> dict[str, object]:
             pins[name] = plan.axes[name]
     named = {name.split("_")[0] for name in pins}
     return pins | ({axis: 1 for axis in plan.axes if axis not in named} if named & set(plan.axes) else {})
+
+
+def completed(problem: Problem, plan: Plan, given: Mapping[str, object]) -> Plan:
+    """A plan whose knobs that were not given are set to what its axes ask for, as far as that is plain."""
+    stack, axes = problem.stack, plan.axes
+    share = axes["data"] * axes["fsdp"] * (axes["expert"] if stack.expert_multiplies else 1) * plan.micro_batch
+    wanted: dict[str, object] = {
+        "accumulation": max(problem.workload.global_batch // share, 1),
+        "remat": stack.remat_names[0],
+        "precision": problem.workload.precision,
+        "sequence_parallel": axes["tensor"] > 1 and stack.sequence_parallel[-1],
+        "schedule": next((s for s in stack.schedules if s in ("1f1b", "gpipe")), "none")
+        if axes["pipeline"] > 1
+        else "none",
+    }
+    return replace(plan, **{knob: value for knob, value in wanted.items() if knob not in given})

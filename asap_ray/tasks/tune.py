@@ -31,6 +31,7 @@ from asap_ray.tasks.setting import Setting, baseline_plan, load
 from asap_ray.tiers.protocol import Job
 from asap_ray.tiers.roofline import Roofline, Sweep
 
+PRICED_AT_ONCE = 3_000_000
 STOP_REASON = "exact: the roofline priced every legal plan"
 
 
@@ -46,7 +47,10 @@ def run(config: Config) -> int:
     setting = load(config)
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
-    announce(config.model_name, setting.workload, setting.slices, output, stream)
+    # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
+    early = sum(space.total for space in setting.spaces) > PRICED_AT_ONCE
+    if early:
+        announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
     ledger.append("start", {"task": config.task, "command": command_line(), "versions": versions()})
     slices = sweep_slices(config, setting)
@@ -69,7 +73,7 @@ def run(config: Config) -> int:
     )
     write_report(answer, config.run_path)
     ledger.append("answer", {"best": summary(answer)["best"], "wall_s": answer.wall_s})
-    show(answer, output, sys.stdout, announced=stream is sys.stdout)
+    show(answer, "json" if config.output == "json" else output, sys.stdout, announced=early)
     return 0
 
 

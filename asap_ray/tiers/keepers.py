@@ -10,6 +10,7 @@ from asap_ray.problem import Problem
 from asap_ray.space import PlanColumns, Space
 
 SAMPLE = 4000
+"""Rows kept for the map of the space: half from the plans that fit, which are few, half from the others."""
 SAMPLED = (*AXES, "micro_batch", "remat")
 
 
@@ -73,20 +74,22 @@ def _front(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 class Sampler:
     """Keeps an even spread of rows: each chunk gives every n-th, and n doubles whenever there are too many."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, most: int) -> None:
+        """Keep at most `most` rows."""
+        self.most = most
         self.step, self.seen = 1, 0
         self.kept: dict[str, np.ndarray] = {}
 
-    def offer(self, rows: PlanColumns, prices: Prices, floor: np.ndarray, fits: np.ndarray) -> None:
-        """Look at rows with their prices."""
-        pick = np.arange(-self.seen % self.step, len(rows), self.step)
+    def offer(self, rows: PlanColumns, prices: Prices, floor: np.ndarray, fits: np.ndarray, mask: np.ndarray) -> None:
+        """Look at the rows of a mask, with their prices, floors and whether they fit [plans]."""
+        chosen = np.flatnonzero(mask)
+        pick = chosen[-self.seen % self.step :: self.step]
         new = {name: rows[name][pick] for name in SAMPLED}
         new |= {"step_time_s": prices.step_time_s[pick], "hbm_bytes": prices.hbm_bytes[pick]}
         new |= {"floor_s": floor[pick], "fits": fits[pick]}
         self.kept = {name: np.concatenate([self.kept[name], new[name]]) if self.kept else new[name] for name in new}
-        self.seen += len(rows)
-        while len(self.kept["fits"]) > SAMPLE:
+        self.seen += len(chosen)
+        while len(self.kept["fits"]) > self.most:
             self.kept = {name: column[::2] for name, column in self.kept.items()}
             self.step *= 2
 
@@ -96,3 +99,9 @@ class Sampler:
             return {}
         names = np.array(problem.stack.remat_names)
         return {**self.kept, "remat": names[self.kept["remat"]]}
+
+
+def joined(samples: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Samples with the same columns, one after the other; empty ones are left out."""
+    full = [sample for sample in samples if sample]
+    return {name: np.concatenate([sample[name] for sample in full]) for name in full[0]} if full else {}

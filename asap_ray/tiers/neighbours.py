@@ -83,7 +83,7 @@ def _keep(
 
 def _targets(space: Space, plan: Plan) -> Iterator[tuple[int, int]]:
     for axis in usable_axes(space.problem):
-        sizes = np.unique(space.meshes.columns[axis])
+        sizes = np.array(space.meshes.sizes(axis))
         here = plan.axes[axis]
         for size in (*sizes[sizes < here][-1:], *sizes[sizes > here][:1]):
             yield AXES.index(axis), int(size)

@@ -20,7 +20,7 @@ from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.rules import broken
 from asap_ray.space import Space
-from asap_ray.tiers.keepers import Best, Front, Sampler
+from asap_ray.tiers.keepers import SAMPLE, Best, Front, Sampler, joined
 from asap_ray.tiers.protocol import Job
 
 
@@ -89,7 +89,7 @@ class Roofline:
         pricer, removed = Pricer(self.problem, self.calibration), Counter[str]()
         limit = self.problem.slice.chip.usable_hbm_bytes
         fits, fast, lean, front = Best(top), Best(too_big), Best(1), Front()
-        sampler, legal, fitting = Sampler(), 0, 0
+        spread, legal, fitting = (Sampler(SAMPLE // 2), Sampler(SAMPLE // 2)), 0, 0
         for rows in space.chunks(removed):
             prices = pricer.price(rows)
             inside = prices.hbm_bytes <= limit
@@ -98,7 +98,9 @@ class Roofline:
             fast.offer(space, rows, np.where(inside, np.inf, prices.step_time_s))
             front.offer(space, rows, prices.hbm_bytes, prices.step_time_s, ~inside)
             lean.offer(space, rows, prices.hbm_bytes)
-            sampler.offer(rows, prices, pricer.floor(rows), inside)
+            floor = pricer.floor(rows)
+            for sampler, mask in zip(spread, (inside, ~inside), strict=True):
+                sampler.offer(rows, prices, floor, inside, mask)
         if legal > fitting:
             removed["memory"] = legal - fitting
         # The nearest misses that would beat the best; if nothing fits or none would, the fastest of what is too big.
@@ -114,5 +116,5 @@ class Roofline:
             ranked=tuple(ranked),
             too_big=tuple(missed),
             leanest=leanest[0] if leanest else None,
-            sample=sampler.columns(self.problem),
+            sample=joined([sampler.columns(self.problem) for sampler in spread]),
         )
