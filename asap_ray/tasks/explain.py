@@ -84,6 +84,8 @@ def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]
     plan, given = Plan.parse(config.plan), given_fields(config.plan, "plan")
     if broken(tier.problem, plan) is None:
         return "The given plan", tier.best_layout(plan)
+    if plan.layout:
+        raise ConfigError("plan", config.plan, "the whole plan where it names a layout (@…); leave the @ parts out")
     pinned = space.narrowed(*fixed(tier.problem, given, key="plan"))
     sweep = tier.sweep(pinned, top=1)
     found = (*sweep.ranked, *sweep.too_big)
