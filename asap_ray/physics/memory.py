@@ -3,7 +3,8 @@
 State (weights, gradients, optimizer) is what `state.py` says a rank holds, times the stack's bytes a parameter.
 Activations are what each layer keeps under its policy, times the layers of a stage, times the micro-batches in
 flight, plus the one layer whose backward pass is running. With a pipeline the first stage (most micro-batches in
-flight, the embedding) and the last (the head and the logits) are both counted and the larger one is reported.
+flight, the embedding) and the last (the head and the logits) are both counted and the larger one is reported; where
+the pipeline is a loop over the layers alone, embedding, head and logits are spread over all stages outside of it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 from asap_ray.physics.activations import NUMBER_BYTES, kept_tensors, on_device, on_host
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.layer import Units
-from asap_ray.physics.state import StateShards
-from asap_ray.problem import GPIPE, INTERLEAVED, NONE, Problem
+from asap_ray.physics.state import StateShards, holds_both_edges
+from asap_ray.problem import GPIPE, NONE, ZERO_BUBBLE, Problem
 from asap_ray.workload import LayerGroup
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "workspace")
@@ -63,17 +64,23 @@ def _tensor_bytes(problem: Problem, units: Units, group: LayerGroup) -> dict[str
     return sizes
 
 
-def in_flight(problem: Problem, c: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Micro-batches whose activations the first stage holds at its peak, in units of a whole stage's layers [plans].
+def in_flight(problem: Problem, c: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Micro-batches whose activations the first and the last stage hold at their peak, in units of a whole stage's
+    layers [plans].
 
-    1F1B holds as many as there are stages; interleaving adds (p - 1) / v of a micro-batch (arXiv 2205.05198, section
-    4.2.3); GPipe, and any schedule that is differentiated as one loop, holds them all (arXiv 1811.06965).
+    1F1B holds as many as there are stages in the first and one in the last; with v chunks a stage the first holds
+    (p - 1) / v more than p, the last as many less (arXiv 2205.05198, section 4.2.3; warm-up of arXiv 2104.04473). ZB-H1
+    keeps p everywhere (arXiv 2401.10241). GPipe, and any schedule that is differentiated as one loop, holds them all
+    (arXiv 1811.06965).
     """
     stages, batches = c["pipeline"].astype(float), c["accumulation"]
-    held = np.minimum(batches, stages)
-    held = np.where(c["schedule"] == INTERLEAVED, np.minimum(batches, stages + (stages - 1) / c["virtual"]), held)
+    ramp = (stages - 1) / c["virtual"]
+    first = np.where(c["virtual"] > 1, stages + ramp, stages)
+    last = np.where(c["schedule"] == ZERO_BUBBLE, stages, stages - ramp)
     everything = (c["schedule"] == GPIPE) | (problem.stack.holds_all & (c["schedule"] != NONE))
-    return np.where(everything, batches, np.where(c["schedule"] == NONE, 1.0, held))
+    return np.where(everything, batches, np.minimum(batches, first)), np.where(
+        everything, batches, np.minimum(batches, last)
+    )
 
 
 def layers_held(problem: Problem, c: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -94,21 +101,20 @@ def memory_parts(
     held = layers_held(problem, c)
     stored = activations.kept * held
     running = np.maximum(activations.running - activations.kept, 0.0)
-    first = stored * in_flight(problem, c) + running
-    last = stored + running
-    one_stage = c["pipeline"] == 1
-    both_edges = state.embedding + (0 if problem.workload.architecture.tied else state.head)
+    first, last = (stored * batches + running for batches in in_flight(problem, c))
+    alike = holds_both_edges(stack, c)
+    # Outside of a pipelined loop all micro-batches' logits exist at once, each stage holding its share of them.
+    looped = alike & (c["pipeline"] > 1)
+    logits = activations.logits * np.where(looped, c["accumulation"] / c["pipeline"], 1.0)
     bytes_a_parameter = stack.state.weights / state.dense_shards
-    first_heavier = (
-        first + state.embedding * bytes_a_parameter >= last + activations.logits + state.head * bytes_a_parameter
-    )
-    edge = np.where(one_stage, both_edges, np.where(first_heavier, state.embedding, state.head))
+    first_heavier = first + state.embedding * bytes_a_parameter >= last + logits + state.head * bytes_a_parameter
+    edge = np.where(alike, state.edges, np.where(first_heavier, state.embedding, state.head))
     dense, routed = state.dense * held / layers + edge, state.routed * held / layers
     parts = {
         "weights": stack.state.weights * (dense / state.dense_shards + routed / state.routed_shards),
         **_sharded_state(problem, state, dense, routed, c["zero"]),
-        "activations": np.where(first_heavier, first, last),
-        "logits": np.where(one_stage | ~first_heavier, activations.logits, 0.0),
+        "activations": np.where(alike | first_heavier, first, last),
+        "logits": np.where(alike | ~first_heavier, logits, 0.0),
         "gathered": _gathered(problem, state, edge, held / layers),
     }
     used = sum(parts.values())
@@ -132,10 +138,13 @@ def _sharded_state(
 def _gathered(problem: Problem, state: StateShards, edge: np.ndarray, held: np.ndarray) -> np.ndarray:
     # Weights that are sharded, or kept wider than they are multiplied in, exist once more while they are used.
     stack = problem.stack
-    sharded = state.dense_shards > 1
-    cast = stack.state.weights > COMPUTE_BYTES
-    at_once = np.where(sharded, GATHERED_LAYERS * COMPUTE_BYTES + stack.state.gradient_wire, COMPUTE_BYTES * cast)
-    layer = state.layer * at_once
-    if stack.gathers_per_step:
-        layer = np.where(sharded, (state.dense + state.routed) * held * COMPUTE_BYTES, layer)
-    return np.maximum(layer, np.where(sharded | cast, edge * COMPUTE_BYTES, 0.0))
+    cast = COMPUTE_BYTES * (stack.state.weights > COMPUTE_BYTES)
+    moving = GATHERED_LAYERS * COMPUTE_BYTES + stack.state.gradient_wire
+    layer = 0.0
+    for largest, all_layers, shards in (
+        (state.dense_layer, state.dense, state.dense_shards),
+        (state.routed_layer, state.routed, state.routed_shards),
+    ):
+        gathered = all_layers * held * COMPUTE_BYTES if stack.gathers_per_step else largest * moving
+        layer = layer + np.where(shards > 1, gathered, largest * cast)
+    return np.maximum(layer, np.where((state.dense_shards > 1) | (cast > 0), edge * COMPUTE_BYTES, 0.0))

@@ -7,8 +7,9 @@ A step is `accumulation` micro-batches through a stage of the pipeline, plus wha
 `work` is compute on the critical stage, `exposed` the traffic that does not hide under it. The stack says which
 fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`. The
 bubble is (p - 1) / v micro-batches of a stage's layers (arXiv 2104.04473, section 2.2), a third of it with
-zero-bubble schedules (ZB-H1, arXiv 2401.10241). `serial` is the same with nothing hidden, so floor <= step <= serial
-for every plan.
+zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on the last stage, which is the critical one, or,
+where the pipeline is a loop over the layers alone, is spread over all stages. `serial` is the same with nothing
+hidden, so floor <= step <= serial for every plan.
 """
 
 from __future__ import annotations
@@ -24,20 +25,16 @@ from asap_ray.physics.activations import NUMBER_BYTES
 from asap_ray.physics.calibration import Calibration, Machine, peak_flops
 from asap_ray.physics.estimate import TIME_PARTS, Estimate, Prices, summed
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
+from asap_ray.physics.head import HEAD_KERNELS, head_s
 from asap_ray.physics.layer import CHANNELS, LayerCost, LayerPricer, Units
-from asap_ray.physics.matmul import matmul_s
 from asap_ray.physics.memory import ActivationBytes, activation_bytes, layers_held, memory_parts
 from asap_ray.physics.network import Link
-from asap_ray.physics.state import StateShards, kv_shards, state_shards
+from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
 from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
 from asap_ray.space import PlanColumns
 
-LOGIT_BYTES = 14.0
-"""HBM bytes a logit costs in the loss: written in 16 bits, read and written as float32, read again, gradient
-written."""
-HEAD_KERNELS = 8.0
 ZERO_BUBBLE_SHARE = 1.0 / 3.0
 
 Levels = tuple[np.ndarray, np.ndarray]  # seconds on ICI, on DCN
@@ -50,7 +47,7 @@ class _Tables:
     meshes: Meshes
     state: StateShards
     links: Mapping[str, Link]
-    traffic: StepTraffic
+    traffic: tuple[StepTraffic, StepTraffic]
     floors: FloorPricer
 
 
@@ -62,6 +59,7 @@ class _Batch:
     c: Mapping[str, np.ndarray]
     units: Units
     cost: LayerCost
+    activations: ActivationBytes
     of: np.ndarray
     held: np.ndarray
     share: np.ndarray
@@ -94,11 +92,12 @@ class Pricer:
         memory = self._memory(batch, tables)
         total = {kind: ici + dcn for kind, (ici, dcn) in wires.items()}
         gradient = total.pop("gradient")
-        exposed = self._exposed(work, total)
+        layers = summed(work.values()) - work["head"]
+        exposed, shown = self._exposed(layers, work["head"], total)
         backward = batch.share * summed(batch.cost.backward.values())[batch.of]
         hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, backward)
-        parts = self._parts(batch, work, exposed, gradient - hidden, memory)
-        serial = self._parts(batch, work, total, gradient, memory)
+        parts = self._parts(batch, work | exposed, layers + shown, gradient - hidden, memory)
+        serial = self._parts(batch, work | total, layers + summed(total.values()), gradient, memory)
         return Prices(
             step_time_s=summed(parts.values()),
             serial_s=summed(serial.values()),
@@ -132,6 +131,7 @@ class Pricer:
             c=c,
             units=units,
             cost=self.layers.price(units),
+            activations=activation_bytes(self.problem, units),
             of=of,
             held=held,
             share=held / self.problem.workload.architecture.layers,
@@ -169,47 +169,46 @@ class Pricer:
         cost = batch.cost
         work = {part: batch.share * (cost.forward[part] + cost.backward[part])[batch.of] for part in cost.forward}
         work["recompute"] = batch.share * batch.by_policy(cost.again)
-        work["head"] = self._head(batch.units)[batch.of]
+        spread = holds_both_edges(self.problem.stack, batch.c)
+        work["head"] = head_s(self.problem.workload, batch.units, self.machine)[batch.of] / np.where(
+            spread, batch.c["pipeline"], 1
+        )
         return work
-
-    def _head(self, units: Units) -> np.ndarray:
-        """The output projection and the loss, forward and backward, for one micro-batch [units]."""
-        head, machine, peak = self.problem.workload.architecture.head, self.machine, self.machine.peaks[units.precision]
-        t, k, n = units.tokens, head.k, head.n / units.tensor
-        matmuls = sum(matmul_s(*shape, peak, machine) for shape in ((t, k, n), (t, n, k), (k, t, n)))
-        return matmuls + t * n * LOGIT_BYTES / machine.hbm_bytes_per_s
 
     def _wires(self, batch: _Batch, tables: _Tables) -> dict[str, Levels]:
         """Traffic of one micro-batch on one stage, by kind; `gradient` is of the whole step."""
-        cost, share, traffic, mesh = batch.cost, batch.share, tables.traffic, batch.rows.mesh
+        cost, share, mesh, (layers, edges) = batch.cost, batch.share, batch.rows.mesh, tables.traffic
         wires: dict[str, Levels] = {}
         for channel in CHANNELS:
             base, again = cost.wire[channel], cost.wire_again[channel]
             wires[channel] = _levels(lambda k, b=base, a=again: share * (b[k][batch.of] + batch.by_policy(a[k])))
         times = 1.0 / batch.c["accumulation"] if self.problem.stack.gathers_per_step else 1.0
-        weights = 2 * traffic.gather + traffic.scatter
-        wires["fsdp"] = _levels(lambda k: share * times * weights[k][mesh])
+        moved, ends = (2 * part.gather + part.scatter for part in (layers, edges))
+        wires["fsdp"] = _levels(lambda k: times * (share * moved[k][mesh] + ends[k][mesh]))
         units, d_model = batch.units, self.problem.workload.architecture.d_model
         sent = network.permute(units.links["pipeline"], units.tokens * d_model * NUMBER_BYTES / units.sequence_shards)
         wires["pipeline"] = _levels(lambda k: 2 * batch.c["virtual"] * sent[k][batch.of])
         zero = batch.c["zero"] > 0
-        wires["gradient"] = _levels(lambda k: share * np.where(zero, traffic.spread[k][mesh], traffic.reduce[k][mesh]))
-        host = batch.by_policy(self._activations(batch).host) * batch.held
+        inside, ends = (np.array([part.reduce, part.spread]) for part in (layers, edges))
+        which = zero.astype(np.intp)
+        wires["gradient"] = _levels(lambda k: share * inside[which, k, mesh] + ends[which, k, mesh])
+        host = batch.by_policy(batch.activations.host) * batch.held
         wires["offload"] = (2 * host / self.machine.pcie_bytes_per_s, np.zeros(len(host)))
         return wires
 
-    def _activations(self, batch: _Batch) -> ActivationBytes:
-        return activation_bytes(self.problem, batch.units)
-
-    def _exposed(self, work: Mapping[str, np.ndarray], total: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _exposed(
+        self, layers: np.ndarray, head: np.ndarray, total: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Traffic that does not hide: by kind on the last stage, and in all on a stage without the head."""
         overlap = self.problem.stack.overlap
         wanted = {kind: overlap.get(kind, 0.0) * seconds for kind, seconds in total.items()}
-        room = summed(work.values()) / np.maximum(summed(wanted.values()), 1e-30)
-        scale = np.minimum(1.0, room)
-        return {kind: total[kind] - scale * wanted[kind] for kind in total}
+        asynchronous = summed(wanted.values())
+        scale = np.minimum(1.0, (layers + head) / np.maximum(asynchronous, 1e-30))
+        shown = summed(total.values()) - np.minimum(asynchronous, layers)
+        return {kind: total[kind] - scale * wanted[kind] for kind in total}, shown
 
     def _memory(self, batch: _Batch, tables: _Tables) -> dict[str, np.ndarray]:
-        activations = self._activations(batch)
+        activations = batch.activations
         of_plan = ActivationBytes(
             kept=batch.by_policy(activations.kept),
             host=batch.by_policy(activations.host),
@@ -223,22 +222,21 @@ class Pricer:
     def _parts(
         self,
         batch: _Batch,
-        work: Mapping[str, np.ndarray],
-        exposed: Mapping[str, np.ndarray],
+        each: Mapping[str, np.ndarray],
+        stage: np.ndarray,
         gradient: np.ndarray,
         memory: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Seconds of a step on the critical path, by part [plans]."""
-        c, launch = batch.c, self.calibration.kernel_launch_s
-        batches = c["accumulation"]
+        """Seconds of a step on the critical path, by part [plans]: `each` is paid by every micro-batch, `stage` is what
+        one takes on a stage without the head."""
+        c, launch, batches = batch.c, self.calibration.kernel_launch_s, batch.c["accumulation"]
         kernels = batch.share * batch.by_policy(batch.cost.kernels)
-        stage = summed(work.values()) - work["head"] + summed(exposed.values()) + kernels * launch
         share = np.where(c["schedule"] == ZERO_BUBBLE, ZERO_BUBBLE_SHARE, 1.0)
         moved = 2 * memory["weights"] + memory["gradients"] + 2 * memory["optimizer"]
         return {
-            **{part: batches * seconds for part, seconds in {**work, **exposed}.items()},
+            **{part: batches * seconds for part, seconds in each.items()},
             "gradient": gradient,
-            "bubble": share * (c["pipeline"] - 1) / c["virtual"] * stage,
+            "bubble": share * (c["pipeline"] - 1) / c["virtual"] * (stage + kernels * launch),
             "optimizer": moved / self.machine.hbm_bytes_per_s,
             "host": batches * (kernels + HEAD_KERNELS) * launch + self.calibration.step_overhead_s,
         }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asap_ray.problem import Columns, Problem, weight_shards
+from asap_ray.stack import Stack
 from asap_ray.workload import Architecture, LayerGroup
 
 
@@ -18,16 +19,18 @@ from asap_ray.workload import Architecture, LayerGroup
 class StateShards:
     """Parameters of one tensor and expert rank, before fsdp, and the sizes of the groups that hold them [meshes].
 
-    `dense`, `routed`: of all layers; `layer`: of the largest single layer; `embedding`, `head`: of the first and last
-    stage (a tied head is a copy where they differ). `*_shards` hold disjoint parts of each weight, `*_replicas` alike
-    copies.
+    `dense`, `routed`: of all layers; `dense_layer`, `routed_layer`: of the largest single layer; `embedding`, `head`:
+    of the first and last stage (a tied head is a copy where they differ); `edges`: of the fuller of these two, or of
+    both where every device holds them. `*_shards` hold disjoint parts of each weight, `*_replicas` alike copies.
     """
 
     dense: np.ndarray
     routed: np.ndarray
-    layer: np.ndarray
+    dense_layer: np.ndarray
+    routed_layer: np.ndarray
     embedding: np.ndarray
     head: np.ndarray
+    edges: np.ndarray
     dense_shards: np.ndarray
     dense_replicas: np.ndarray
     routed_shards: np.ndarray
@@ -43,13 +46,12 @@ def state_shards(problem: Problem, c: Columns) -> StateShards:
     """Parameters by rank and group sizes for mesh columns [meshes]."""
     architecture, stack = problem.workload.architecture, problem.stack
     tensor, kv = c["tensor"], kv_shards(problem, c["tensor"])
-    dense, routed = np.zeros(len(tensor)), np.zeros(len(tensor))
-    layer = np.zeros(len(tensor))
+    dense, routed, dense_layer, routed_layer = (np.zeros(len(tensor)) for _ in range(4))
     for group in architecture.groups:
         here = _dense_parameters(architecture, group, tensor, kv)
         experts = architecture.expert_parameters(group) / (tensor * c["expert"])
         dense, routed = dense + group.count * here, routed + group.count * experts
-        layer = np.maximum(layer, here + experts)
+        dense_layer, routed_layer = np.maximum(dense_layer, here), np.maximum(routed_layer, experts)
     shards = weight_shards(stack, c)
     ranks = c["data"] * c["fsdp"] * c["context"]
     if stack.expert_multiplies:
@@ -59,19 +61,34 @@ def state_shards(problem: Problem, c: Columns) -> StateShards:
         routed_ranks = ranks
     else:
         all_ranks, routed_ranks = ranks, ranks // c["expert"]
-        routed_shards = np.maximum(shards // c["expert"], 1)
+        # An expert group takes ranks of the sharding group first; what does not divide it lies across.
+        routed_shards = shards // np.gcd(shards, c["expert"])
+    embedding, head = _edges(architecture, tensor)
+    both = embedding + (0 if architecture.tied else head)
     return StateShards(
         dense=dense,
         routed=routed,
-        layer=layer,
-        embedding=architecture.vocab * architecture.d_model / tensor
-        + architecture.learned_positions * architecture.d_model,
-        head=architecture.head.parameters / tensor,
+        dense_layer=dense_layer,
+        routed_layer=routed_layer,
+        embedding=embedding,
+        head=head,
+        edges=np.where(holds_both_edges(stack, c), both, np.maximum(embedding, head)),
         dense_shards=shards,
         dense_replicas=all_ranks // shards,
         routed_shards=routed_shards,
         routed_replicas=np.maximum(routed_ranks // routed_shards, 1),
     )
+
+
+def holds_both_edges(stack: Stack, c: Columns) -> np.ndarray:
+    """Whether every device holds embedding and head alike [meshes]: without a pipeline, or where the pipeline is a loop
+    over the layers alone (autodiff), so that embedding and head stand outside of it."""
+    return (c["pipeline"] == 1) | stack.holds_all
+
+
+def _edges(architecture: Architecture, tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    positions = architecture.learned_positions * architecture.d_model
+    return architecture.vocab * architecture.d_model / tensor + positions, architecture.head.parameters / tensor
 
 
 def _dense_parameters(architecture: Architecture, group: LayerGroup, tensor: np.ndarray, kv: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Who talks to whom: the link of every group of ranks that a plan's collectives run over.
 
 A group is one mesh axis or several together. On a torus its axes lie on links of their own, so their rates add;
-behind a switch they share each device's egress.
+behind a switch they share each device's egress. Axes of a group that share a ring are traversed one by one, by
+estimates; floors grant them all links of that ring.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ BETWEEN_SUBDIVIDED = ("context", "fsdp", "data")
 """Axes within which an expert group lies where it subdivides them, from the nearest ranks outwards."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """Seconds on ICI and on DCN [2, meshes] for all layers and both edges of one rank's weights.
+    """Seconds on ICI and on DCN [2, meshes] for some of one rank's weights.
 
     `gather` brings the fsdp group's shards together once, `scatter` sums and splits their gradients once; `reduce`
     makes replicas agree on gradients, `spread` does so with a sharded optimizer (ZeRO): scatter gradients, gather
@@ -40,25 +41,34 @@ class StepTraffic:
     spread: np.ndarray
 
 
-def step_traffic(problem: Problem, links: Mapping[str, Link], state: StateShards) -> StepTraffic:
-    """Traffic of weights and gradients by mesh; layers are gathered one at a time, gradients reduced in large
-    buckets."""
+def step_traffic(problem: Problem, links: Mapping[str, Link], state: StateShards) -> tuple[StepTraffic, StepTraffic]:
+    """Traffic of weights and gradients by mesh: of all layers, of which a stage has its share, and of embedding and
+    head. Layers are gathered one at a time, gradients reduced in large buckets."""
     layers, ratio = problem.workload.architecture.layers, problem.stack.state.gradient_wire / NUMBER_BYTES
-    edges = state.embedding + (0 if problem.workload.architecture.tied else state.head)
-    gather, scatter, reduce, spread = (np.zeros((2, len(edges))) for _ in range(4))
-    none = np.zeros_like(edges)
-    for shards, replicas, parameters, ways, extra in (
-        ("shards", "replicas", state.dense, state.dense_shards, edges),
-        ("routed_shards", "routed_replicas", state.routed, state.routed_shards, none),
-    ):
-        layer, whole = parameters / layers * NUMBER_BYTES, (parameters + extra) / ways * NUMBER_BYTES
-        for size, times in ((layer, layers), (extra * NUMBER_BYTES, 1)):
-            gather += times * np.array(network.all_gather(links[shards], size)) * (size > 0)
-            scatter += times * np.array(network.reduce_scatter(links[shards], size * ratio)) * (size > 0)
-        reduce += np.array(network.all_reduce(links[replicas], whole * ratio)) * (whole > 0)
-        spread += np.array(network.reduce_scatter(links[replicas], whole * ratio)) * (whole > 0)
-        spread += np.array(network.all_gather(links[replicas], whole)) * (whole > 0)
-    return StepTraffic(gather=gather, scatter=scatter, reduce=reduce, spread=spread)
+    dense, routed = (links["shards"], links["replicas"]), (links["routed_shards"], links["routed_replicas"])
+    inside = _traffic(dense, state.dense, state.dense_shards, layers, ratio)
+    if problem.workload.architecture.experts:
+        inside = inside + _traffic(routed, state.routed, state.routed_shards, layers, ratio)
+    edges = _traffic(dense, state.edges, state.dense_shards, 1, ratio)
+    return StepTraffic(*inside), StepTraffic(*edges)
+
+
+def _traffic(
+    links: tuple[Link, Link], parameters: np.ndarray, ways: np.ndarray, pieces: int, ratio: float
+) -> np.ndarray:
+    """Seconds to gather, scatter, reduce and spread parameters held by `ways` ranks [4, 2, meshes]; gradients are
+    `ratio` times as wide as what is gathered."""
+    shards, replicas = links
+    piece, held = parameters / pieces * NUMBER_BYTES, parameters / ways * NUMBER_BYTES
+    spread = np.add(network.reduce_scatter(replicas, held * ratio), network.all_gather(replicas, held))
+    return np.array(
+        [
+            np.multiply(network.all_gather(shards, piece), pieces),
+            np.multiply(network.reduce_scatter(shards, piece * ratio), pieces),
+            np.array(network.all_reduce(replicas, held * ratio)),
+            spread,
+        ]
+    )
 
 
 def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | None) -> dict[str, Link]:
@@ -95,12 +105,13 @@ def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | Non
 def _shrunk(c: Columns, axes: Sequence[str], inside: np.ndarray, across: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ici = np.prod([c[f"{axis}_ici"] for axis in axes], axis=0)
     dcn = np.prod([c[f"{axis}_dcn"] for axis in axes], axis=0)
-    return np.maximum(ici // inside, 1), np.maximum(dcn // across, 1)
+    return ici // np.gcd(ici, inside), dcn // np.gcd(dcn, across)
 
 
 class _Builder:
     def __init__(self, slice_: Slice, meshes: Meshes, calibration: Calibration | None) -> None:
-        self.meshes, self.shared = meshes, any(axis.fabric == "switch" for axis in slice_.axes)
+        self.slice, self.meshes, self.calibration = slice_, meshes, calibration
+        self.shared = any(axis.fabric == "switch" for axis in slice_.axes)
         self.ici = calibration.ici_fraction if calibration else 1.0
         self.dcn_rate = slice_.chip.device_nic_bytes_per_s * (calibration.dcn_fraction if calibration else 1.0)
         self.hop_latency = calibration.hop_latency_s if calibration else 0.0
@@ -110,10 +121,11 @@ class _Builder:
         table, rows = self.meshes.table, [AXES.index(axis) for axis in axes]
         none = np.zeros(len(self.meshes), np.int64)
         n_ici, n_dcn = sizes or (self._size(axes, "ici"), self._size(axes, "dcn"))
+        gather = self._rate(table.gather_bytes_per_s[:, rows])
         return Link(
             n_ici=n_ici,
             n_dcn=n_dcn,
-            gather_bytes_per_s=self._rate(table.gather_bytes_per_s[:, rows]),
+            gather_bytes_per_s=gather if self.calibration else np.maximum(gather, self._whole_rings(rows)),
             all_to_all_bytes_per_s=self._rate(table.all_to_all_bytes_per_s[:, rows]),
             permute_bytes_per_s=self._rate(table.permute_bytes_per_s[:, rows]),
             hops=table.hops[:, rows].sum(axis=1) if rows else none,
@@ -133,3 +145,10 @@ class _Builder:
             return np.min(rates, axis=1, initial=np.inf) * self.ici
         finite = np.where(np.isfinite(rates), rates, 0.0).sum(axis=1)
         return np.where(finite > 0, finite, np.inf) * self.ici
+
+    def _whole_rings(self, rows: Sequence[int]) -> np.ndarray:
+        """Rate over all links of the ICI axes where axes of the group share one, 0 where none do [meshes]."""
+        steps = self.meshes.table.factors[:, rows]  # [meshes, axes of the group, ici axes]
+        torus = np.array([2.0 * axis.bytes_per_s * (axis.fabric == "torus") for axis in self.slice.axes])
+        shares = ((steps > 1).sum(axis=1) > 1) & (torus > 0)
+        return np.where(shares.any(axis=1), (steps > 1).any(axis=1) @ torus, 0.0)
