@@ -1,0 +1,287 @@
+"""Public measurements as plans: each row of a table becomes a problem, a plan and the time its step took.
+
+    rows = read_table(Path("training.parquet"))
+    mapped = [mapper.map(row) for row in rows]      # each a MeasuredRow, or Unmapped with the reason
+
+Tables are Parquet or CSV in the schema of `knowledge/measured/` (its README says what the columns mean). What a row
+does not say comes from `defaults.yaml` beside them, by source and with a reason, and is listed in `inferred`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+
+from asap_ray.chip import Chip
+from asap_ray.errors import ConfigError
+from asap_ray.interchange.measured_mesh import Degrees, mesh_degrees, placed, slice_of
+from asap_ray.interchange.measured_shape import architecture_of
+from asap_ray.interchange.measured_words import Unmappable, chosen, first_match, flag, number, text, whole
+from asap_ray.plan import Plan
+from asap_ray.problem import Problem
+from asap_ray.stack import Stack
+from asap_ray.workload import Workload
+
+Row = Mapping[str, Any]
+
+VTRAIN_COLUMNS = {
+    "gpus": "chips",
+    "micro_batch": "micro_batch_per_dp_rank",
+    "workload": "rank_group",
+}
+ASSUMED = re.compile(r"([\w/()]+)=([^;(]+?)\s*(?:\(|;|$)")
+ASSUMED_NAMES = {"sp(yes/no)": "sp", "fsdp/zero": "fsdp_zero"}
+PEAK_MEMORY = re.compile(r"(?:GPU mem|measured alloc|peak mem|peak|max_memory|\bmem) ([\d.]+) (GiB|GB)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRow:
+    """A measured run that can be priced.
+
+    `inferred` names each field that the row itself does not state, and where its value is from. `step_time_s` is None
+    where the source gives no time (or the run failed); `time_basis` says whether it is the source's own figure. The
+    other metrics are as the source prints them, by its own conventions. `peak_bytes` is the measured memory, if noted.
+    """
+
+    id: str
+    table: str
+    source: str
+    url: str
+    model: str
+    problem: Problem
+    plan: Plan
+    step_time_s: float | None
+    time_basis: str
+    status: str
+    quality: str
+    rank_group: str
+    inferred: tuple[str, ...]
+    tokens_per_s_per_chip: float | None
+    tflops_per_chip: float | None
+    mfu_percent: float | None
+    peak_bytes: float | None
+    notes: str
+
+    @property
+    def model_mfu(self) -> float | None:
+        """Model FLOPs (causal attention, nothing recomputed) over the chips' bf16 peak, whatever the precision."""
+        if self.step_time_s is None:
+            return None
+        slice_ = self.problem.slice
+        return self.problem.workload.model_flops / (self.step_time_s * slice_.chips * slice_.chip.peak_flops["bf16"])
+
+
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """A row that stands for no plan: its id, the reason, and whether it had shape, mesh and time at all."""
+
+    id: str
+    table: str
+    reason: str
+    complete: bool
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Rows of a table (Parquet, or CSV of the same columns), cells as None where they are empty; with `table`."""
+    if path.suffix == ".csv":
+        data = csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
+    else:
+        data = parquet.read_table(path)
+    return [_standard(row, path.stem, i + 1) for i, row in enumerate(data.to_pylist())]
+
+
+def _standard(row: dict[str, Any], table: str, line: int) -> dict[str, Any]:
+    """One row under the columns of `training`; vTrain's tables have a few of their own."""
+    row = {VTRAIN_COLUMNS.get(k, k): (None if v == "" else v) for k, v in row.items()}
+    if "step_time_ms" in row:
+        width, time_ms = row.get("d_model"), row.pop("step_time_ms")
+        row |= {
+            "source_name": "vTrain, " + ("many nodes" if table.endswith("multi") else "one node"),
+            "framework": "vTrain",
+            "model": f"GPT {width}x{row.get('layers')}",
+            "metric_step_time_s": time_ms / 1e3 if time_ms else None,
+            "status": "ok",
+            "quality": "A",
+            "d_ff": 4 * width if width else None,
+            "n_kv_heads": row.get("n_heads"),
+        }
+    return {"id": f"{table}-{line:03d}", **row, "table": table}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapper:
+    """Maps rows; alike workloads on alike slices share one `Problem` object.
+
+    `models` are the plain mappings of conf/model, `defaults` that of `knowledge/measured/defaults.yaml`.
+    """
+
+    chips: Mapping[str, Chip]
+    stacks: Mapping[str, Stack]
+    models: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Any]
+    problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
+
+    def map(self, row: Row) -> MeasuredRow | Unmapped:
+        """The row as a measured plan, or why it is none."""
+        try:
+            return self._map(row)
+        except (Unmappable, ConfigError) as error:
+            reason = str(error) if isinstance(error, Unmappable) else f"{error.key}: {error.allowed}"
+            return Unmapped(str(row["id"]), str(row["table"]), reason, _complete(row))
+
+    def _map(self, row: Row) -> MeasuredRow:
+        row, inferred = self._filled(row)
+        stack = self.stacks[chosen(self.defaults["frameworks"], text(row, "framework"), "framework")]
+        chip_name = self.defaults["hardware"].get(text(row, "hardware"))
+        if chip_name is None:
+            raise Unmappable(f"hardware: {text(row, 'hardware')} is not described")
+        chip = self.chips[chip_name]
+        architecture, more = architecture_of(row, self.defaults["models"], self.models)
+        inferred += more
+        degrees = mesh_degrees(row, stack, whole(row, "chips") * chip.devices_per_chip)
+        slice_ = slice_of(row, chip, degrees)
+        workload = Workload(
+            architecture=architecture,
+            global_batch=whole(row, "global_batch_seqs"),
+            seq_len=whole(row, "seq_len"),
+            precision=chosen(self.defaults["precision"], text(row, "precision"), "precision"),
+        )
+        key = (slice_.name, stack.name, workload)
+        problem = self.problems.setdefault(key, Problem(workload=workload, slice=slice_, stack=stack))
+        plan = self._plan(row, problem, degrees, inferred)
+        return _measured(row, problem, plan, tuple(inferred))
+
+    def _filled(self, row: Row) -> tuple[dict[str, Any], list[str]]:
+        """The row with what its table infers, then with its source's defaults, in its empty cells."""
+        filled, inferred = dict(row), []
+        for found in ASSUMED.finditer(str(row.get("inferred_values") or "")):
+            name, value = ASSUMED_NAMES.get(found[1], found[1]), found[2]
+            if filled.get(name) is None or name == "hardware":
+                filled[name] = value
+                inferred.append(f"{name}: the table's own inference")
+        for entry in self.defaults["sources"]:
+            named = re.search(entry["match"], str(row.get("source_name") or ""), re.IGNORECASE)
+            if not named or any(row.get(k) != v for k, v in entry.get("when", {}).items()):
+                continue
+            for name, value in entry["fields"].items():
+                if filled.get(name) is None or name in entry.get("when", {}):
+                    filled[name] = filled.get("chips") if value == "all" else value
+                    inferred.append(f"{name}: {entry['why']}")
+        return filled, inferred
+
+    def _plan(self, row: Row, problem: Problem, degrees: Degrees, inferred: list[str]) -> Plan:
+        micro, accumulation = _batches(row, problem, degrees, inferred)
+        sp = flag(row, "sp")
+        can, tensor = problem.stack.sequence_parallel, degrees.sizes["tensor"]
+        plan = Plan(
+            micro_batch=micro,
+            accumulation=accumulation,
+            zero=degrees.zero,
+            virtual=degrees.virtual,
+            schedule=_schedule(problem.stack, degrees),
+            sequence_parallel=tensor > 1 and (True if can == (True,) else bool(sp)),
+            remat=self._remat(row, problem.stack, inferred),
+            precision=problem.workload.precision,
+            attention="unfused" if self._unfused(row) else "flash",
+        )
+        return placed(problem, plan, degrees)
+
+    def _unfused(self, row: Row) -> bool:
+        return bool(re.search(self.defaults["unfused"], str(row.get("attention_kernel") or ""), re.IGNORECASE))
+
+    def _remat(self, row: Row, stack: Stack, inferred: list[str]) -> str:
+        given = row.get("remat")
+        if given is None:
+            inferred.append("remat: not stated; the least work")
+        entry, found = first_match(self.defaults["remat"], str(given or "none"), "remat")
+        if "assumed" in entry:
+            inferred.append(f"remat: {entry['assumed']}")
+        names = [found.expand(name) for name in entry["is"]]
+        known = [name for name in names if name in stack.remat_names]
+        if not known:
+            raise Unmappable(f"remat: {stack.name} has no {' or '.join(names)}")
+        return known[0]
+
+
+def _complete(row: Row) -> bool:
+    """Whether the row states a shape, a mesh and a time."""
+    shape = all(row.get(name) is not None for name in ("layers", "d_model", "seq_len"))
+    mesh = row.get("chips") is not None and row.get("tp") is not None and row.get("pp") is not None
+    return shape and mesh and row.get("status") == "ok" and _step_time(row)[0] is not None
+
+
+def _step_time(row: Row) -> tuple[float | None, str]:
+    for name in ("metric_step_time_s", "derived_step_time_s"):
+        if (value := number(row, name)) is not None:
+            return value, name.split("_")[0]
+    tokens, batch = number(row, "metric_tokens_per_s_per_chip"), number(row, "global_batch_seqs")
+    seq_len, chips = number(row, "seq_len"), number(row, "chips")
+    if tokens and batch and seq_len and chips:
+        return batch * seq_len / (tokens * chips), "tokens"
+    return None, ""
+
+
+def _batches(row: Row, problem: Problem, degrees: Degrees, inferred: list[str]) -> tuple[int, int]:
+    """Micro-batch and accumulation; they must make up the global batch."""
+    batch, ranks = problem.workload.global_batch, degrees.batch_ranks(problem.stack)
+    micro, times = number(row, "micro_batch_per_dp_rank"), number(row, "grad_accum")
+    if micro is None:
+        inferred.append("micro_batch: not stated; 1")
+        micro = 1.0
+    share = batch / (ranks * micro)
+    if micro != int(micro) or share != int(share) or share < 1:
+        raise Unmappable("batch: micro-batches on all replicas do not make up the global batch")
+    if times is not None and times != share:
+        raise Unmappable("batch: micro-batch, accumulation and replicas do not multiply to the global batch")
+    return int(micro), int(share)
+
+
+def _schedule(stack: Stack, degrees: Degrees) -> str:
+    if degrees.sizes["pipeline"] == 1:
+        return "none"
+    if degrees.virtual > 1:
+        return "interleaved"
+    return "1f1b" if "1f1b" in stack.schedules else "gpipe"
+
+
+def _measured(row: Row, problem: Problem, plan: Plan, inferred: tuple[str, ...]) -> MeasuredRow:
+    ok = row.get("status") == "ok"
+    step_time_s, basis = _step_time(row) if ok else (None, "")
+    notes = str(row.get("notes") or "")
+    memory = PEAK_MEMORY.search(notes)
+    unit = 2.0**30 if memory and memory[2] == "GiB" else 1e9
+    return MeasuredRow(
+        id=str(row["id"]),
+        table=str(row["table"]),
+        source=str(row.get("source_name") or ""),
+        url=str(row.get("source_url") or ""),
+        model=str(row.get("model") or ""),
+        problem=problem,
+        plan=plan,
+        step_time_s=step_time_s,
+        time_basis=basis,
+        status=str(row.get("status") or ""),
+        quality=str(row.get("quality") or ""),
+        rank_group=str(row.get("rank_group") or ""),
+        inferred=inferred,
+        tokens_per_s_per_chip=number(row, "metric_tokens_per_s_per_chip"),
+        tflops_per_chip=number(row, "metric_tflops_per_chip"),
+        mfu_percent=number(row, "metric_mfu"),
+        peak_bytes=float(memory[1]) * unit if memory and math.isfinite(float(memory[1])) else None,
+        notes=notes,
+    )
+
+
+def by_problem(rows: Iterable[MeasuredRow]) -> list[tuple[Problem, Sequence[MeasuredRow]]]:
+    """Rows that share a problem, together, in the order of first appearance."""
+    groups: dict[int, tuple[Problem, list[MeasuredRow]]] = {}
+    for row in rows:
+        groups.setdefault(id(row.problem), (row.problem, []))[1].append(row)
+    return list(groups.values())
