@@ -88,8 +88,8 @@ def test_models_have_the_parameters_that_llm_foundry_counted(runs: list[Measured
     [("ironwood README", 32, 0.003), ("MaxText README performance tables", 28, 0.03)],
 )
 def test_flops_agree_with_what_maxtext_logged(runs: list[MeasuredRow], source: str, rows: int, within: float) -> None:
-    # MaxText counts attention as causal in these (in the v4 rows not at all). The recipes log time and TFLOP/s apart; the
-    # older tables give TFLOP/s alone, from which the time follows by 6 N, so there the model's size is what is tested.
+    # MaxText counts attention as causal in these (in the v4 rows not at all). The recipes log both time and TFLOP/s;
+    # the older tables give TFLOP/s alone, from which the time follows by 6 N: there the model's size is tested.
     chosen = [row for row in runs if source in row.source and row.step_time_s and row.tflops_per_chip]
     assert len(chosen) == rows
     for row in chosen:
@@ -123,7 +123,7 @@ def test_flops_agree_with_what_maxtext_logged(runs: list[MeasuredRow], source: s
         ),
         ("mlperf-025", "4xv6e-256", "data=1x4 fsdp=256@16.16 micro_batch=2 accumulation=1 remat=full precision=int8"),
         # TPU7x: 128 chips of two devices, the die in between.
-        ("ironwood-002", "tpu7x-256", "fsdp=256@4.4.8.2 micro_batch=8 accumulation=1 remat=qkv_proj_offloaded"),
+        ("ironwood-002", "tpu7x-256", "fsdp=256@4.4.8.2 micro_batch=8 accumulation=1 remat=full"),
     ],
 )
 def test_known_runs(mapped: dict[str, MeasuredRow | Unmapped], name: str, slice_name: str, line: str) -> None:
