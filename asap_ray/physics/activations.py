@@ -67,8 +67,9 @@ def _attention(workload: Workload, group: LayerGroup) -> Iterator[Kept]:
     widths = attention.qk_head_dim + attention.v_head_dim
     yield Kept("key_value", attention.kv_heads * widths * NUMBER_BYTES, "kv")
     if isinstance(attention, LatentAttention):
-        yield Kept("query", attention.q_lora_rank * NUMBER_BYTES, "none")
-        yield Kept("key_value", (attention.kv_lora_rank + attention.rope_head_dim) * NUMBER_BYTES, "none")
+        yield Kept("query", attention.q_lora_rank * NUMBER_BYTES, "sequence")
+        latent = attention.kv_lora_rank + attention.rope_head_dim
+        yield Kept("key_value", latent * NUMBER_BYTES, "sequence")
     # Softmax output, and with dropout its mask and its result; a fused kernel keeps one statistic a head instead.
     score_bytes = 2 * NUMBER_BYTES + MASK_BYTES if dropped else NUMBER_BYTES
     yield Kept("scores", attention.heads * workload.seq_len * score_bytes, "tensor", "unfused")
@@ -88,7 +89,7 @@ def _mixer(architecture: Architecture, group: LayerGroup) -> Iterator[Kept]:
         yield Kept("expert_gate_up", experts.topk * wide * experts.d_ff * NUMBER_BYTES, "tensor")
         yield Kept("expert_act", experts.topk * experts.d_ff * NUMBER_BYTES, "tensor")
         yield Kept("expert_out", experts.topk * d * NUMBER_BYTES, "sequence")
-        width, wide = experts.shared * experts.d_ff, wide
+        width = experts.shared * experts.d_ff
     elif architecture.ffn:
         width, wide = architecture.ffn.d_ff, 2 if architecture.ffn.gated else 1
     else:

@@ -7,7 +7,7 @@ combinations of mesh, micro-batch and the knobs that change a layer's kernels. P
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +25,12 @@ BACKWARD_ATTENTION = 2.5
 UNFUSED_SCORE_PASSES = 5.5
 """Reads and writes of the score matrix, in numbers, by a forward pass that is not fused: two of the raw scores, two of
 the softmax's output and its mask and result (arXiv 2205.05198, figure 3)."""
-ELEMENTWISE_KERNELS = 5
+KERNELS = {"matmul": (1, 2), "attention": (1, 1), "elementwise": (5, 5)}
+"""Launches forward and backward: of a matmul one, then one for each gradient; of what stands around a norm or an
+activation (residual, dropout, rotary embedding, casts) a handful."""
+PASSES = {"attn_in": 4.0, "mlp_in": 4.0, "act": 3.0, "expert_in": 3.0, "expert_act": 3.0}
+"""Times that a forward pass moves a tensor's bytes through HBM to make it: a norm reads its input and the residual and
+writes both; a gate reads twice what it writes."""
 CHANNELS = ("tensor", "context", "expert")
 
 
@@ -46,8 +51,7 @@ class Units:
     @property
     def shards(self) -> dict[str, np.ndarray]:
         """Divisors of a tensor's bytes by what shards it [units]."""
-        one = np.ones_like(self.tokens)
-        return {"tensor": self.tensor, "kv": self.kv_shards, "sequence": self.sequence_shards, "none": one}
+        return {"tensor": self.tensor, "kv": self.kv_shards, "sequence": self.sequence_shards}
 
 
 @dataclass(slots=True)
@@ -62,8 +66,8 @@ class LayerCost:
     backward: dict[str, np.ndarray]
     again: np.ndarray
     wire: dict[str, tuple[np.ndarray, np.ndarray]]
-    wire_again: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    kernels: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    wire_again: dict[str, tuple[np.ndarray, np.ndarray]]
+    kernels: np.ndarray
 
 
 class LayerPricer:
@@ -74,7 +78,6 @@ class LayerPricer:
         self.workload, self.machine, self.policies = workload, machine, policies
         full = np.array([not policy.kept for policy in policies])
         self.rerun = full & reruns_output
-        self.sharded_gather = np.array(["attn_in" in policy.kept for policy in policies])
 
     def price(self, units: Units) -> LayerCost:
         """Cost of all layers [units]."""
@@ -96,22 +99,22 @@ class LayerPricer:
         return cost
 
     def _add(
-        self, cost: LayerCost, part: str, group: LayerGroup, times: tuple[np.ndarray, np.ndarray], flags: np.ndarray
+        self, cost: LayerCost, part: str, count: int, times: tuple[np.ndarray, np.ndarray], again: np.ndarray
     ) -> None:
-        forward, backward = times
-        cost.forward[part] += group.count * forward
-        cost.backward[part] += group.count * backward
-        if flags.any():
-            cost.again += (group.count * forward)[:, None] * flags
-        kernels = 1.0 if part == "attention" else ELEMENTWISE_KERNELS if part == "elementwise" else 1.0
-        cost.kernels += group.count * kernels * (3.0 if part == "matmul" else 2.0) + group.count * kernels * flags
+        """Add an operation of `count` layers: its forward and backward seconds, and which policies run it `again`."""
+        (forward, backward), (first, second) = times, KERNELS[part]
+        cost.forward[part] += count * forward
+        cost.backward[part] += count * backward
+        cost.kernels += count * (first + second + first * again)
+        if again.any():
+            cost.again += (count * forward)[:, None] * again
 
     def _matmuls(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         peak = self.machine.peaks[units.precision]
         for matmul in self.workload.architecture.matmuls(group):
             made = PRODUCT_OF.get(matmul.name)
             flags = recomputed(self.policies, made) if made else self.rerun
-            self._add(cost, "matmul", group, self._matmul(units, matmul, peak), flags)
+            self._add(cost, "matmul", group.count, self._matmul(units, matmul, peak), flags)
 
     def _matmul(self, units: Units, matmul: Matmul, peak: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         m, k, n, groups = sharded_matmul(self.workload.architecture, matmul, units)
@@ -135,36 +138,50 @@ class LayerPricer:
         context = recomputed(self.policies, "context")
         scores = recomputed(self.policies, "scores")
         flags = np.where(units.unfused[:, None], context | scores, context)
-        self._add(cost, "attention", group, (forward, backward), flags)
+        self._add(cost, "attention", group.count, (forward, backward), flags)
 
     def _elementwise(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         shards = units.shards
         for tensor in kept_tensors(self.workload, group):
-            if tensor.name not in ("attn_in", "mlp_in", "act", "expert_act", "expert_in") or tensor.shard == "none":
+            if tensor.name not in PASSES or not tensor.token_bytes:
                 continue
-            # A gate reads twice what it writes; a norm reads its input and the residual, and writes both.
-            passes = 3.0 if tensor.name in ("act", "expert_act", "expert_in") else 4.0
-            forward = passes * tensor.token_bytes * units.tokens / shards[tensor.shard] / self.machine.hbm_bytes_per_s
-            self._add(cost, "elementwise", group, (forward, 2 * forward), recomputed(self.policies, tensor.name))
+            moved = PASSES[tensor.name] * tensor.token_bytes * units.tokens / shards[tensor.shard]
+            forward = moved / self.machine.hbm_bytes_per_s
+            again = recomputed(self.policies, tensor.name)
+            self._add(cost, "elementwise", group.count, (forward, 2 * forward), again)
 
     def _wires(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
-        architecture = self.workload.architecture
-        block = units.tokens * architecture.d_model * NUMBER_BYTES
+        experts = self.workload.architecture.experts if group.moe else None
+        self._tensor_wire(cost, units, group.count, 1.0, recomputed(self.policies, "out"))
+        if experts is None:
+            self._tensor_wire(cost, units, group.count, 1.0, self.rerun)
+        else:
+            # Tokens are exchanged between experts while the sequence is split, so each copy is gathered on its own.
+            copies = np.where(units.expert > 1, experts.topk + (experts.shared > 0), 1.0)
+            self._tensor_wire(cost, units, group.count, copies, recomputed(self.policies, "expert_out"))
+            self._expert_wire(cost, units, group)
+        self._context_wire(cost, units, group)
+
+    def _tensor_wire(
+        self, cost: LayerCost, units: Units, count: int, copies: np.ndarray | float, again: np.ndarray
+    ) -> None:
+        """One block's traffic over the tensor axis (arXiv 2205.05198, section 4.2.2), for `copies` of each token.
+
+        With sequence parallelism a block gathers before and scatters after; the backward pass mirrors it, and gathers
+        the input once more for the weight gradients. Without, it is one all-reduce each way. A block whose output is
+        computed `again` is summed again; a trainer that runs the whole forward pass again gathers again, too.
+        """
+        block = copies * units.tokens * self.workload.architecture.d_model * NUMBER_BYTES
         gather = network.all_gather(units.links["tensor"], block)
         scatter = network.reduce_scatter(units.links["tensor"], block)
         reduce = network.all_reduce(units.links["tensor"], block)
         parallel = units.sequence_shards > 1
-        # Attention and feed-forward each gather before and scatter after; the backward pass mirrors it and gathers
-        # their inputs once more for the weight gradients. Without sequence parallelism it is one all-reduce each.
-        out_again = recomputed(self.policies, "out")
         for level in (0, 1):
-            with_sp = group.count * (6 * gather[level] + 4 * scatter[level])
-            cost.wire["tensor"][level][:] += np.where(parallel, with_sp, group.count * 4 * reduce[level])
-            half = group.count * np.where(parallel, scatter[level], reduce[level])
-            cost.wire_again["tensor"][level][:] += half[:, None] * (out_again.astype(float) + self.rerun)
-        self._context_wire(cost, units, group)
-        if group.moe:
-            self._expert_wire(cost, units, group)
+            with_sp = 3 * gather[level] + 2 * scatter[level]
+            cost.wire["tensor"][level][:] += count * np.where(parallel, with_sp, 2 * reduce[level])
+            summed = count * np.where(parallel, scatter[level], reduce[level])
+            gathered = count * np.where(parallel, gather[level], 0.0)
+            cost.wire_again["tensor"][level][:] += summed[:, None] * again + gathered[:, None] * self.rerun
 
     def _context_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         attention = self.workload.architecture.attention
