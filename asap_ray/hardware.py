@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from asap_ray.chip import Chip, chip_from_mapping
@@ -188,7 +188,7 @@ def parse_slice(text: str, chips: Mapping[str, Chip]) -> Slice:
     name = given.lower()
     given = given if len(given) <= 60 else f"{given[:57]}..."
     if name == "local":
-        raise ConfigError("hardware", given, "the machine at hand needs task=calibrate, which is to come")
+        return _local(given, chips)
     prefix = _PREFIX.match(name)
     body = "" if len(name) > 60 else name[prefix.end() :] if prefix else name  # no slice has a name that long
     for spelling, chip in sorted(_spellings(chips.values()).items(), key=lambda item: -len(item[0])):
@@ -200,6 +200,15 @@ def parse_slice(text: str, chips: Mapping[str, Chip]) -> Slice:
             raise ConfigError("hardware", given, f"at most {MAX_CHIPS} chips")
         return make_slice(chip, topology, slices)
     raise ConfigError("hardware", given, f"{FORMS}, of {', '.join(chips)}", _examples(chips.values()))
+
+
+def _local(given: str, chips: Mapping[str, Chip]) -> Slice:
+    """The machine at hand, whose measured datasheet is a chip named `local`: one whole domain of it."""
+    if "local" not in chips:
+        where = "hardware/local.yaml in the folder of --config-dir"
+        raise ConfigError("hardware", given, f"the measured machine: task=calibrate, which is to come, writes {where}")
+    chip = chips["local"]
+    return replace(make_slice(chip, chip.shapes[0] if chip.shapes else (chip.max_domain,)), name="local")
 
 
 def _spellings(chips: Iterable[Chip]) -> dict[str, Chip]:

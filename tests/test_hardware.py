@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,13 @@ def test_names_users_type(text: str, name: str, topology: tuple[int, ...], slice
     found = parse_slice(text, CHIPS)
     assert (found.name, found.topology, found.slices, found.devices) == (name, topology, slices, devices)
     assert parse_slice(found.name, CHIPS) == found
+
+
+def test_local_is_the_measured_machine() -> None:
+    measured = replace(CHIPS["h100"], name="local", max_domain=2, hbm_bytes_per_s=1e12)
+    found = parse_slice("local", {**CHIPS, "local": measured})
+    assert (found.name, found.devices, found.slices) == ("local", 2, 1)
+    assert found.chip.hbm_bytes_per_s == 1e12
 
 
 @pytest.mark.parametrize(
