@@ -29,35 +29,73 @@ class Meshes:
         """Number of meshes."""
         return len(self.columns["data"])
 
+    def take(self, rows: np.ndarray) -> Meshes:
+        """The rows of a mask or an index."""
+        return Meshes(columns={k: v[rows] for k, v in self.columns.items()}, table=self.table.take(rows))
+
     def plan_fields(self, mesh: int) -> tuple[Six, Six, tuple[tuple[int, ...], ...]]:
-        """`ici`, `dcn` and `layout` of one mesh, as a `Plan` takes them; no layout where there is one ICI axis only."""
+        """`ici`, `dcn` and `layout` of one mesh, as a `Plan` takes them; no layout where nothing lies on two ICI
+        axes."""
         factors = self.table.factors[mesh]
-        layout = tuple(tuple(int(f) for f in row) for row in factors) if factors.shape[1] > 1 else ()
+        choice = factors.shape[1] > 1 and factors.max() > 1
+        layout = tuple(tuple(int(f) for f in row) for row in factors) if choice else ()
         ici, dcn = (six(int(self.columns[f"{axis}_{level}"][mesh]) for axis in AXES) for level in ("ici", "dcn"))
         return ici, dcn, layout
 
 
-def build_meshes(problem: Problem) -> Meshes:
-    """All useful meshes of a problem, before any rule but the axes that its stack and model have."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshProduct:
+    """Every useful mesh of a problem, before any rule but the axes that its stack and model have.
+
+    It is the product of ICI layouts, splits across the network `dcn` [splits, 6] and `experts` [degrees], the degrees
+    of an expert axis that subdivides the others (1 alone elsewhere). Rows are made when they are asked for: thousands
+    of devices in several slices have millions of meshes, and their columns would fill the memory.
+    """
+
+    problem: Problem
+    table: LayoutTable
+    dcn: np.ndarray
+    experts: np.ndarray
+
+    def __len__(self) -> int:
+        """Number of meshes."""
+        return len(self.table) * len(self.dcn) * len(self.experts)
+
+    def take(self, rows: np.ndarray) -> Meshes:
+        """The meshes of some row numbers [meshes], each below the product's length."""
+        layout, split, degree = np.unravel_index(rows, (len(self.table), len(self.dcn), len(self.experts)))
+        columns = _columns(self.table.sizes[layout].astype(np.int64), self.dcn[split])
+        if _subdividing(self.problem):
+            columns["expert"] = self.experts[degree]
+            columns["expert_ici"], columns["expert_dcn"] = expert_split(columns)
+        return Meshes(columns=columns, table=self.table.take(layout))
+
+    def sizes(self, axis: str) -> tuple[int, ...]:
+        """The total sizes that one axis takes in any mesh, ascending."""
+        if axis == "expert" and _subdividing(self.problem):
+            return tuple(int(degree) for degree in self.experts)
+        inside, across = self.table.sizes[:, AXES.index(axis)].astype(np.int64), self.dcn[:, AXES.index(axis)]
+        return tuple(int(size) for size in np.unique(np.outer(np.unique(inside), np.unique(across))))
+
+
+def build_meshes(problem: Problem) -> MeshProduct:
+    """The product of all useful meshes of a problem."""
     axes = [a for a in usable_axes(problem) if a != "expert" or problem.stack.expert_multiplies]
-    table = layouts(problem.slice, tuple(axis in axes for axis in AXES))
     across = np.array(factorisations(problem.slice.slices, len(axes)))
     dcn = np.ones((len(across), len(AXES)), np.int64)
     dcn[:, [AXES.index(axis) for axis in axes]] = across
-    layout, split = (index.ravel() for index in np.mgrid[: len(table), : len(dcn)])
-    return _with_experts(problem, table.take(layout), table.sizes[layout].astype(np.int64), dcn[split])
-
-
-def _with_experts(problem: Problem, table: LayoutTable, ici: np.ndarray, dcn: np.ndarray) -> Meshes:
     experts = problem.workload.architecture.experts
-    if experts is None or problem.stack.expert_multiplies or "expert" not in problem.stack.axes:
-        return Meshes(columns=_columns(ici, dcn), table=table)
-    degrees = np.array([d for d in range(1, experts.experts + 1) if experts.experts % d == 0])
-    rows = np.repeat(np.arange(len(ici)), len(degrees))
-    columns = dict(_columns(ici[rows], dcn[rows]))
-    columns["expert"] = np.tile(degrees, len(ici))
-    columns["expert_ici"], columns["expert_dcn"] = expert_split(columns)
-    return Meshes(columns=columns, table=table.take(rows))
+    count = experts.experts if experts and _subdividing(problem) else 1
+    return MeshProduct(
+        problem=problem,
+        table=layouts(problem.slice, tuple(axis in axes for axis in AXES)),
+        dcn=dcn,
+        experts=np.array([d for d in range(1, count + 1) if count % d == 0]),
+    )
+
+
+def _subdividing(problem: Problem) -> bool:
+    return "expert" in usable_axes(problem) and not problem.stack.expert_multiplies
 
 
 def _columns(ici: np.ndarray, dcn: np.ndarray) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@ axes are given, and `xN` behind it is its size across the data-centre network:
 
     fsdp=16@4.4.1 tensor=4@1.1.4 micro_batch=2 accumulation=8 remat=full
     data=1x6 tensor=8 micro_batch=1 accumulation=32 zero=1 sequence_parallel=true remat=selective
+
+An expert axis that subdivides others has no parts of its own: it lies where they lie.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class Plan:
     def _tokens(self) -> Iterator[str]:
         for i, axis in enumerate(AXES):
             if self.ici[i] * self.dcn[i] > 1:
-                where = f"@{'.'.join(map(str, self.layout[i]))}" if self.layout and self.ici[i] > 1 else ""
+                where = f"@{'.'.join(map(str, self.layout[i]))}" if self._has_parts(i) else ""
                 across = f"x{self.dcn[i]}" if self.dcn[i] > 1 else ""
                 yield f"{axis}={self.ici[i]}{where}{across}"
         for field in fields(self):
@@ -91,6 +93,9 @@ class Plan:
             if field.name in KNOBS and (always or value != field.default):
                 yield f"{field.name}={str(value).lower() if isinstance(value, bool) else value}"
 
+    def _has_parts(self, i: int) -> bool:
+        return bool(self.layout) and self.ici[i] > 1 and math.prod(self.layout[i]) == self.ici[i]
+
     def as_dict(self) -> dict[str, object]:
         """Plain values for JSON: the axes with more than one device, ici and dcn sizes, and every knob."""
         axes = {axis: size for axis, size in self.axes.items() if size > 1}
@@ -98,7 +103,7 @@ class Plan:
             **axes,
             "ici": dict(zip(AXES, self.ici, strict=True)),
             "dcn": dict(zip(AXES, self.dcn, strict=True)),
-            "layout": {a: list(self.layout[i]) for i, a in enumerate(AXES) if self.layout and self.ici[i] > 1},
+            "layout": {a: list(self.layout[i]) for i, a in enumerate(AXES) if self._has_parts(i)},
             **{knob: getattr(self, knob) for knob in KNOBS},
         }
 
@@ -109,7 +114,8 @@ class Plan:
         Raises:
             ConfigError: a field is unknown, given twice, or its value cannot be read.
         """
-        ici, dcn, parts, knobs = list(ONES), list(ONES), {}, {}
+        ici, dcn, knobs = list(ONES), list(ONES), {}
+        parts: dict[int, tuple[int, ...]] = {}
         seen: set[str] = set()
         for token in text.split():
             name, _, value = token.partition("=")
@@ -120,12 +126,14 @@ class Plan:
             seen.add(name)
             if name in AXES:
                 i = AXES.index(name)
-                ici[i], dcn[i], parts[i] = _parse_axis(value, f"{key}.{name}")
+                ici[i], dcn[i], where = _parse_axis(value, f"{key}.{name}")
+                parts |= {i: where} if where else {}
             else:
                 knobs[name] = _parse_knob(name, value, f"{key}.{name}")
         rank = max((len(p) for p in parts.values()), default=0)
-        layout = tuple(parts.get(i) or (1,) * rank for i in range(6)) if rank else ()
-        if any(len(p) != rank for p in layout):
+        layout = tuple(parts.get(i, (1,) * rank) for i in range(6)) if rank else ()
+        lacking = [i for i, p in enumerate(layout) if ici[i] > 1 and i not in (*parts, AXES.index("expert"))]
+        if lacking or any(len(p) != rank for p in layout):
             raise ConfigError(key, text, "every axis needs a part for each ICI axis, such as fsdp=16@4.4.1")
         return cls(ici=six(ici), dcn=six(dcn), layout=layout, **knobs)
 

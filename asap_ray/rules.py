@@ -49,7 +49,8 @@ def effective_policies(problem: Problem, kernel: int) -> tuple[frozenset[str], .
         absent |= {"gate_up", "act"}
 
     def effect(policy: Remat) -> frozenset[str]:
-        marks = [(policy.saved, ""), (policy.offloaded, "@host")]
+        layer_input = {"input"} if policy.offload_input else set()
+        marks = [(policy.saved, ""), (policy.offloaded | layer_input, "@host")]
         return frozenset(name + mark for names, mark in marks for name in names if name not in absent)
 
     return tuple(effect(policy) for policy in problem.stack.remat)
@@ -82,8 +83,9 @@ def _experts_hold(p: Problem, c: Columns) -> np.ndarray:
     ok = (experts.experts if experts else 1) % c["expert"] == 0
     if p.stack.expert_multiplies:
         return ok
-    _, across = expert_split(c)
-    return ok & (c["context_dcn"] * c["fsdp_dcn"] * c["data_dcn"] % across == 0)
+    inside, across = expert_split(c)
+    lies_within = c["context_dcn"] * c["fsdp_dcn"] * c["data_dcn"] % across == 0
+    return ok & lies_within & (c["expert_ici"] == inside)
 
 
 def _stages_hold(p: Problem, c: Columns) -> np.ndarray:
@@ -117,6 +119,18 @@ def _mesh_holds(p: Problem, c: Columns) -> np.ndarray:
 def _axes_hold(p: Problem, c: Columns) -> np.ndarray:
     axes = usable_axes(p)
     return np.asarray(math.prod(c[axis] for axis in AXES if axis not in axes) == 1) & (c["data"] > 0)
+
+
+def _why_experts(p: Problem, plan: Plan) -> str:
+    experts = p.workload.architecture.experts
+    size, count = plan.axes["expert"], experts.experts if experts else 1
+    if count % size or p.stack.expert_multiplies:
+        return f"expert {size} must divide the {count} experts"
+    inside, across = (int(n[0]) for n in expert_split(columns_of(p, [plan])))
+    ranks = math.prod(plan.dcn[AXES.index(axis)] for axis in ("data", "fsdp", "context"))
+    if ranks % across:
+        return f"expert {size} must lie within data, fsdp and context in {p.stack.name}, on the nearest of their ranks"
+    return f"the nearest ranks of expert {size} are {inside} inside and {across} across: expert={inside}x{across}"
 
 
 def _why_mesh(p: Problem, plan: Plan) -> str:
@@ -172,12 +186,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "experts",
-        "expert context_ici fsdp_ici data_ici context_dcn fsdp_dcn data_dcn",
+        "expert expert_ici context_ici fsdp_ici data_ici context_dcn fsdp_dcn data_dcn",
         _experts_hold,
-        lambda p, plan: (
-            f"expert {plan.axes['expert']} must divide the experts and, in {p.stack.name}, "
-            f"{'be an axis of its own' if p.stack.expert_multiplies else 'lie within data, fsdp and context'}"
-        ),
+        _why_experts,
     ),
     _rule(
         "weights",

@@ -16,14 +16,14 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from asap_ray.meshes import Meshes, build_meshes, meshes_of
+from asap_ray.meshes import Meshes, MeshProduct, build_meshes, meshes_of
 from asap_ray.narrowing import Narrowing
 from asap_ray.plan import ATTENTION_KERNELS, KNOBS, PRECISIONS, SCHEDULES, Plan
 from asap_ray.problem import INTERLEAVED, MESH_COLUMNS, Problem, batch_shards, coding, columns_of
 from asap_ray.rules import RULES
 
 CHUNK = 1 << 15
-_MESH_BLOCK = 512
+MESH_BLOCK = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +53,10 @@ class PlanColumns(Mapping[str, np.ndarray]):
         """The rows of a mask or an index."""
         return replace(self, mesh=self.mesh[rows], knobs={k: v[rows] for k, v in self.knobs.items()})
 
+    def compact(self) -> PlanColumns:
+        """The same rows over the meshes that they use, for rows that each have a mesh of their own."""
+        return replace(self, meshes=self.meshes.take(self.mesh), mesh=np.arange(len(self)))
+
     def expanded(self, domain: Mapping[str, np.ndarray]) -> PlanColumns:
         """Every row with every row of `domain`, which brings new knobs."""
         n, m = len(self), len(next(iter(domain.values())))
@@ -78,8 +82,8 @@ class Space:
     narrowings: tuple[Narrowing, ...] = ()
 
     @cached_property
-    def meshes(self) -> Meshes:
-        """Every useful mesh of the slice, legal or not [meshes]."""
+    def meshes(self) -> MeshProduct:
+        """Every useful mesh of the slice, legal or not."""
         return build_meshes(self.problem)
 
     @cached_property
@@ -104,22 +108,21 @@ class Space:
     def chunks(self, removed: Counter[str] | None = None) -> Iterator[PlanColumns]:
         """Yield the legal plans in a fixed order; `removed`, if given, counts what each rule took away."""
         removed = Counter() if removed is None else removed
-        for start in range(0, len(self.meshes), _MESH_BLOCK):
-            mesh = np.arange(start, min(start + _MESH_BLOCK, len(self.meshes)))
-            yield from self._grow(PlanColumns(meshes=self.meshes, mesh=mesh, knobs={}), 0, removed)
+        for start in range(0, len(self.meshes), MESH_BLOCK):
+            meshes = self.meshes.take(np.arange(start, min(start + MESH_BLOCK, len(self.meshes))))
+            rows = PlanColumns(meshes=meshes, mesh=np.arange(len(meshes)), knobs={})
+            yield from self._grow(self._legal(rows, 0, removed).compact(), 0, removed)
 
     def _grow(self, rows: PlanColumns, stage: int, removed: Counter[str]) -> Iterator[PlanColumns]:
-        rows = self._legal(rows, stage, removed)
-        if not len(rows):
-            return
         if stage == len(self.domains):
-            yield rows
+            yield from (rows,) if len(rows) else ()
             return
         domain = self.domains[stage]
         block = max(1, CHUNK // len(next(iter(domain.values()))))
         for start in range(0, len(rows), block):
             part = rows.take(np.arange(start, min(start + block, len(rows)))).expanded(domain)
-            yield from self._grow(_accumulated(self.problem, part) if stage == 0 else part, stage + 1, removed)
+            part = _accumulated(self.problem, part) if stage == 0 else part
+            yield from self._grow(self._legal(part, stage + 1, removed), stage + 1, removed)
 
     def _legal(self, rows: PlanColumns, stage: int, removed: Counter[str]) -> PlanColumns:
         weight = math.prod(len(next(iter(d.values()))) for d in self.domains[stage:])

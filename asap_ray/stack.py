@@ -3,8 +3,7 @@ does."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -105,65 +104,117 @@ class Stack:
         return self.expert == "multiplies"
 
 
+_LISTS: Mapping[str, tuple[object, ...]] = {
+    "axes": AXES,
+    "shards_weights": ("context", "expert"),
+    "zero": (0, 1, 2),
+    "schedules": SCHEDULES,
+    "sequence_parallel": (False, True),
+    "attention": ATTENTION_KERNELS,
+    "precisions": PRECISIONS,
+}
+_MAY_BE_EMPTY = ("shards_weights", "precisions")
+_FLAGS = tuple(field.name for field in fields(Stack) if field.type == "bool")
+
+
 def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
     """Build a stack from the plain mapping of a `conf/stack/*.yaml`.
 
     Raises:
-        ConfigError: a field is missing, unknown, or holds a name or fraction that is not allowed.
+        ConfigError: a field is missing, unknown, of the wrong type, or holds a name or number that is not allowed.
     """
-    names = [field.name for field in fields(Stack)]
-    for name in given:
-        if name not in names:
-            raise ConfigError(f"stack.{name}", given[name], f"unknown field; allowed: {', '.join(names)}", names)
-    missing = [name for name in names if name not in given and name != "source"]
-    if missing:
-        raise ConfigError("stack", given.get("name", "?"), f"missing: {', '.join(missing)}")
-    plain = {**given, "remat": _remat(given["remat"]), "state": StateBytes(**given["state"])}
-    for name in ("axes", "shards_weights", "zero", "schedules", "sequence_parallel", "attention", "precisions"):
-        plain[name] = tuple(given[name])
-    _check(plain)
+    given = _mapping("stack", given, Stack, optional=("source",))
+    _allowed("stack.expert", given["expert"], ("multiplies", "subdivides"))
+    for name in ("name", "source"):
+        if not isinstance(given.get(name, ""), str):
+            raise ConfigError(f"stack.{name}", given[name], "allowed: text")
+    for name in _FLAGS:
+        _allowed(f"stack.{name}", given[name], (True, False))
+    for name in ("max_virtual", "context_chunks"):
+        if type(given[name]) is not int or given[name] < 1:
+            raise ConfigError(f"stack.{name}", given[name], "allowed: a whole number from 1")
+    plain = {
+        **given,
+        **{name: _list(f"stack.{name}", given[name], choices) for name, choices in _LISTS.items()},
+        "remat": _remat(given["remat"]),
+        "state": _state(given["state"]),
+        "logit_bytes": _number("stack.logit_bytes", given["logit_bytes"]),
+        "overlap": _overlap(given["overlap"]),
+    }
+    for name in _LISTS.keys() - _MAY_BE_EMPTY:
+        if not plain[name]:
+            raise ConfigError(f"stack.{name}", "[]", "allowed: a list of at least one")
+    if "none" not in plain["schedules"]:
+        raise ConfigError("stack.schedules", given["schedules"], "none must be among them: it is for pipeline 1")
     return Stack(**plain)
 
 
-def _remat(given: Mapping[str, Any]) -> tuple[Remat, ...]:
-    policies = []
-    for name, rule in given.items():
-        rule = rule or {}
-        saved = TENSORS if rule.get("saved") == "all" else rule.get("saved", ())
-        offloaded = rule.get("offloaded", ())
-        for tensor in (*saved, *offloaded):
-            _allowed(f"stack.remat.{name}", tensor, TENSORS)
-        policies.append(
-            Remat(
-                name=name,
-                saved=frozenset(saved),
-                offloaded=frozenset(offloaded),
-                offload_input=bool(rule.get("offload_input", False)),
-            )
-        )
-    return tuple(policies)
+def _remat(given: object) -> tuple[Remat, ...]:
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError("stack.remat", given, "allowed: a mapping of policy names to what they save")
+    return tuple(_policy(name, {} if rule is None else rule) for name, rule in given.items())
 
 
-def _check(plain: Mapping[str, Any]) -> None:
-    _allowed("stack.expert", plain["expert"], ("multiplies", "subdivides"))
-    allowed = {
-        "axes": AXES,
-        "shards_weights": ("context", "expert"),
-        "zero": (0, 1, 2),
-        "schedules": SCHEDULES,
-        "attention": ATTENTION_KERNELS,
-        "precisions": PRECISIONS,
-    }
-    for name, choices in allowed.items():
-        for value in plain[name]:
-            _allowed(f"stack.{name}", value, choices)
-    for name, value in plain["overlap"].items():
+def _policy(name: object, rule: object) -> Remat:
+    key = f"stack.remat.{name}"
+    if not isinstance(name, str) or not name.isprintable() or len(name.split()) != 1:
+        raise ConfigError(key, name, "a policy's name is one word")
+    rule = _mapping(key, rule, Remat, optional=("saved", "offloaded", "offload_input"), without=("name",))
+    offload_input = rule.get("offload_input", False)
+    _allowed(f"{key}.offload_input", offload_input, (True, False))
+    saved = TENSORS if rule.get("saved") == "all" else _list(f"{key}.saved", rule.get("saved", ()), TENSORS)
+    offloaded = _list(f"{key}.offloaded", rule.get("offloaded", ()), TENSORS)
+    if twice := sorted(set(saved) & set(offloaded)):
+        raise ConfigError(f"{key}.offloaded", ", ".join(twice), "allowed: what is not among saved")
+    return Remat(name=name, saved=frozenset(saved), offloaded=frozenset(offloaded), offload_input=offload_input)
+
+
+def _state(given: object) -> StateBytes:
+    state = _mapping("stack.state", given, StateBytes)
+    return StateBytes(**{name: _number(f"stack.state.{name}", value) for name, value in state.items()})
+
+
+def _overlap(given: object) -> Mapping[str, float]:
+    if not isinstance(given, Mapping):
+        raise ConfigError("stack.overlap", given, "allowed: a mapping of kinds of traffic to fractions")
+    for name in given:
         _allowed("stack.overlap", name, OVERLAPS)
-        if not (math.isfinite(value) and 0 <= value <= 1):
-            raise ConfigError(f"stack.overlap.{name}", value, "allowed: a fraction from 0 to 1")
+    return {name: _number(f"stack.overlap.{name}", value, most=1.0) for name, value in given.items()}
+
+
+def _mapping(
+    key: str, given: object, kind: type, optional: Sequence[str] = (), without: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """A mapping with the fields of the dataclass `kind` and no others."""
+    names = [field.name for field in fields(kind) if field.name not in without]
+    if not isinstance(given, Mapping):
+        raise ConfigError(key, given, f"allowed: a mapping of {', '.join(names)}")
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"{key}.{name}", given[name], f"unknown field; allowed: {', '.join(names)}", names)
+    if missing := [name for name in names if name not in given and name not in optional]:
+        raise ConfigError(key, given.get("name", dict(given)), f"missing: {', '.join(missing)}")
+    return given
+
+
+def _list(key: str, given: object, choices: tuple[object, ...]) -> tuple[Any, ...]:
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(key, given, f"allowed: a list of {', '.join(map(str, choices))}")
+    for value in given:
+        _allowed(key, value, choices)
+    if len(set(given)) < len(given):
+        raise ConfigError(key, given, "allowed: each one once")
+    return tuple(given)
+
+
+def _number(key: str, given: object, most: float = 1e9) -> float:
+    if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= most:
+        raise ConfigError(key, given, f"allowed: {'a fraction' if most == 1 else 'a number'} from 0 to {most:g}")
+    return float(given)
 
 
 def _allowed(key: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        names = [str(choice) for choice in choices]
+    # By type as well: 1, 1.0 and true are equal in Python.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
         raise ConfigError(key, value, f"allowed: {', '.join(names)}", names)

@@ -1,0 +1,244 @@
+"""Legal plans found the slow way: every combination tried, one at a time, by rules written out in plain Python.
+
+What is legal is read from the stack's own file and from what trainers require, not from `asap_ray.rules`; which ways to
+lie on a torus are useful is found by trying all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, SCHEDULES, Plan, Six, six
+from asap_ray.problem import Problem
+from asap_ray.settings import load_group
+
+Factors = tuple[tuple[int, ...], ...]  # [mesh axis][ici axis]
+ORDER = ("data", "fsdp", "pipeline", "context", "expert", "tensor")
+EXPERT = ORDER.index("expert")
+YAML = load_group("stack")
+TENSORS = {"attn_in", "query", "key_value", "scores", "context", "out", "mlp_in", "gate_up", "act"}
+ROUTED = {"router", "expert_in", "expert_gate_up", "expert_act", "expert_out"}
+
+
+def splits(size: int, may_grow: list[bool]) -> list[tuple[int, ...]]:
+    """Every way to write a size as a product of six factors, with 1 where an axis may not grow."""
+    options = [[d for d in range(1, size + 1) if size % d == 0] if grows else [1] for grows in may_grow]
+    return [split for split in itertools.product(*options) if math.prod(split) == size]
+
+
+# --- meshes ----------------------------------------------------------------------------------------------------------
+
+
+def figures(problem: Problem, factors: Factors) -> tuple[tuple[float, ...], ...]:
+    """What a layout is judged by, the less the better: seconds of a byte gathered, exchanged and passed on, and hops.
+
+    For lines of links only (no axis of the slice wraps) and for switches, one row a mesh axis.
+    """
+    found = []
+    for m, row in enumerate(factors):
+        used, n = [], math.prod(row)
+        for j, axis in enumerate(problem.slice.axes):
+            assert not axis.wrap
+            if row[j] > 1:
+                stride = math.prod(factors[k][j] for k in range(m + 1, 6)) if axis.fabric == "torus" else 1
+                used.append((row[j], stride, axis.bytes_per_s / stride))
+        if not used:
+            found.append((0.0, 0.0, 0.0, 0.0))
+            continue
+        cuts = []
+        for few in itertools.chain.from_iterable(itertools.combinations(used, k + 1) for k in range(len(used))):
+            block = n / math.prod(f for f, _, _ in few)
+            cuts.append((1 - block / n) / (block * sum(rate for _, _, rate in few)))
+        exchange = max((f // 2) * (f - f // 2) / f / rate for f, _, rate in used)
+        found.append((max(cuts), exchange, max(1 / rate for _, _, rate in used), sum((f - 1) * s for f, s, _ in used)))
+    return tuple(tuple(float(f"{value:.9e}") for value in row) for row in found)
+
+
+def useful_layouts(problem: Problem, may_grow: list[bool]) -> dict[Six, list[Factors]]:
+    """By sizes inside the slice: one layout for each set of figures that no other equals or beats throughout."""
+    by_sizes: dict[Six, dict[tuple, Factors]] = defaultdict(dict)
+    for columns in itertools.product(*(splits(axis.size, may_grow) for axis in problem.slice.axes)):
+        factors = tuple(zip(*columns, strict=True))
+        sizes = six(math.prod(row) for row in factors)
+        by_sizes[sizes].setdefault(figures(problem, factors), factors)
+    kept: dict[Six, list[Factors]] = {}
+    for sizes, candidates in by_sizes.items():
+        flat = {key: tuple(itertools.chain.from_iterable(key)) for key in candidates}
+        beaten = {
+            key for key, a in flat.items() for b in flat.values() if a != b and all(map(float.__le__, b, a))
+        }  # fmt: skip
+        kept[sizes] = [factors for key, factors in candidates.items() if key not in beaten]
+    return kept
+
+
+def all_meshes(problem: Problem) -> Iterator[tuple[Six, Six, Factors]]:
+    """Sizes inside and across and the layout of every mesh that fills the devices, the expert axis included."""
+    stack, experts = YAML[problem.stack.name], problem.workload.architecture.experts
+    multiplies = stack["expert"] == "multiplies"
+    has = [axis in stack["axes"] and (axis != "expert" or experts is not None) for axis in ORDER]
+    may_grow = [grows and (axis != "expert" or multiplies) for axis, grows in zip(ORDER, has, strict=True)]
+    degrees = range(1, experts.experts + 1) if experts and has[EXPERT] and not multiplies else [1]
+    across = splits(problem.slice.slices, may_grow)
+    for inside, layouts in useful_layouts(problem, may_grow).items():
+        for factors, dcn, degree in itertools.product(layouts, across, degrees):
+            yield *with_expert(inside, six(dcn), degree), factors
+
+
+def with_expert(ici: Six, dcn: Six, degree: int) -> tuple[Six, Six]:
+    """The sizes with an expert group of `degree` that takes as many ranks inside as divide what is there."""
+    if degree == 1:
+        return ici, dcn
+    ranks = ici[0] * ici[1] * ici[3]
+    near = max(k for k in range(1, degree + 1) if degree % k == 0 and ranks % k == 0)
+    return six((*ici[:EXPERT], near, ici[5])), six((*dcn[:EXPERT], degree // near, dcn[5]))
+
+
+# --- legality --------------------------------------------------------------------------------------------------------
+
+
+def mesh_is_legal(problem: Problem, ici: Six, dcn: Six) -> bool:
+    stack, model, seq_len = YAML[problem.stack.name], problem.workload.architecture, problem.workload.seq_len
+    data, fsdp, _, context, expert, tensor = (a * b for a, b in zip(ici, dcn, strict=True))
+    for axis, a, b in zip(ORDER, ici, dcn, strict=True):
+        if a * b > 1 and (axis not in stack["axes"] or (axis == "expert" and model.experts is None)):
+            return False
+    multiplies = stack["expert"] == "multiplies"
+    own = [i for i in range(6) if i != EXPERT or multiplies]
+    if math.prod(ici[i] for i in own) != problem.slice.ici_devices:
+        return False
+    if math.prod(dcn[i] for i in own) != problem.slice.slices:
+        return False
+    heads, kv_heads = model.attention.heads, model.attention.kv_heads
+    if heads % tensor or (kv_heads % tensor and not (stack["replicates_kv"] and tensor % kv_heads == 0)):
+        return False
+    if any(block.d_ff % tensor for block in (model.ffn, model.experts) if block):
+        return False
+    if context > 1 and seq_len % (context * stack["context_chunks"]):
+        return False
+    if (model.experts.experts if model.experts else 1) % expert:
+        return False
+    if not multiplies:
+        if with_expert(ici, dcn, expert) != (ici, dcn):
+            return False
+        if dcn[0] * dcn[1] * dcn[3] % dcn[EXPERT] or ici[0] * ici[1] * ici[3] % ici[EXPERT]:
+            return False
+    shards = {"fsdp": fsdp, "context": context, "expert": expert if multiplies else 1}
+    ways = math.prod(shards[axis] for axis in ("fsdp", *stack["shards_weights"]))
+    assert data > 0
+    return not (stack["fsdp_divides"] and model.d_model % ways)
+
+
+def batch_is_legal(problem: Problem, sizes: Six, micro_batch: int, accumulation: int) -> bool:
+    shards = sizes[0] * sizes[1]
+    if YAML[problem.stack.name]["expert"] == "multiplies":
+        shards *= sizes[EXPERT]
+    return shards * micro_batch * accumulation == problem.workload.global_batch
+
+
+def pipeline_is_legal(problem: Problem, stages: int, accumulation: int, schedule: str, virtual: int) -> bool:
+    stack, layers = YAML[problem.stack.name], problem.workload.architecture.layers
+    if schedule not in stack["schedules"] or (schedule == "none") != (stages == 1):
+        return False
+    if schedule == "interleaved":
+        if not 2 <= virtual <= stack["max_virtual"] or accumulation % stages:
+            return False
+    elif virtual != 1:
+        return False
+    if stages > 1 and stack["fills_pipeline"] and accumulation % stages:
+        return False
+    return stages * virtual <= layers and (stack["uneven_layers"] or layers % (stages * virtual) == 0)
+
+
+def zero_is_legal(problem: Problem, data: int, zero: int) -> bool:
+    return zero in YAML[problem.stack.name]["zero"] and (zero == 0 or data > 1)
+
+
+def sequence_parallel_is_legal(problem: Problem, context: int, tensor: int, on: bool) -> bool:
+    if tensor == 1:
+        return not on
+    divides = problem.workload.seq_len % (context * tensor) == 0
+    return on in YAML[problem.stack.name]["sequence_parallel"] and (divides or not on)
+
+
+def precision_is_legal(problem: Problem, precision: str) -> bool:
+    opted_in = "precision" in problem.numerics and precision in YAML[problem.stack.name]["precisions"]
+    return precision == problem.workload.precision or opted_in
+
+
+def attention_is_legal(problem: Problem, context: int, attention: str) -> bool:
+    return attention in YAML[problem.stack.name]["attention"] and (attention == "flash" or context == 1)
+
+
+def remat_is_legal(problem: Problem, attention: str, remat: str) -> bool:
+    """A policy counts if it keeps something else than every policy listed before it, of the tensors there are."""
+    model, policies = problem.workload.architecture, YAML[problem.stack.name]["remat"]
+    there = TENSORS | (ROUTED if model.experts else set())
+    if model.experts and not model.dense_layers and not model.experts.shared:
+        there -= {"gate_up", "act"}
+    if attention == "flash":
+        there -= {"scores"}
+
+    def kept(name: str) -> tuple[set[str], set[str]]:
+        rule = policies[name] or {}
+        saved = there if rule.get("saved") == "all" else there & set(rule.get("saved", ()))
+        return saved, there & set(rule.get("offloaded", ()))
+
+    earlier = itertools.takewhile(lambda name: name != remat, policies)
+    return remat in policies and all(kept(name) != kept(remat) for name in earlier)
+
+
+def is_legal(problem: Problem, plan: Plan) -> bool:
+    """Whether one plan is legal."""
+    data, _, stages, context, _, tensor = plan.sizes
+    return (
+        mesh_is_legal(problem, plan.ici, plan.dcn)
+        and batch_is_legal(problem, plan.sizes, plan.micro_batch, plan.accumulation)
+        and pipeline_is_legal(problem, stages, plan.accumulation, plan.schedule, plan.virtual)
+        and zero_is_legal(problem, data, plan.zero)
+        and sequence_parallel_is_legal(problem, context, tensor, plan.sequence_parallel)
+        and precision_is_legal(problem, plan.precision)
+        and attention_is_legal(problem, context, plan.attention)
+        and remat_is_legal(problem, plan.attention, plan.remat)
+    )
+
+
+def legal_plans(problem: Problem) -> Iterator[Plan]:
+    """Every legal plan: all numbers up to the largest that could do, all names, and none left out for being odd."""
+    batch, layers = problem.workload.global_batch, problem.workload.architecture.layers
+    policies = list(YAML[problem.stack.name]["remat"])
+    for ici, dcn, factors in all_meshes(problem):
+        if not mesh_is_legal(problem, ici, dcn):
+            continue
+        sizes = six(a * b for a, b in zip(ici, dcn, strict=True))
+        data, _, stages, context, _, tensor = sizes
+        for micro_batch, accumulation in itertools.product(range(1, batch + 1), repeat=2):
+            if not batch_is_legal(problem, sizes, micro_batch, accumulation):
+                continue
+            for schedule, virtual in itertools.product(SCHEDULES, range(1, layers + 1)):
+                if not pipeline_is_legal(problem, stages, accumulation, schedule, virtual):
+                    continue
+                for zero, on, precision, attention, remat in itertools.product(
+                    [zero for zero in range(4) if zero_is_legal(problem, data, zero)],
+                    [on for on in (False, True) if sequence_parallel_is_legal(problem, context, tensor, on)],
+                    [name for name in PRECISIONS if precision_is_legal(problem, name)],
+                    [name for name in ATTENTION_KERNELS if attention_is_legal(problem, context, name)],
+                    policies,
+                ):
+                    if remat_is_legal(problem, attention, remat):
+                        yield Plan(
+                            ici=ici,
+                            dcn=dcn,
+                            layout=factors,
+                            micro_batch=micro_batch,
+                            accumulation=accumulation,
+                            zero=zero,
+                            schedule=schedule,
+                            virtual=virtual,
+                            sequence_parallel=on,
+                            remat=remat,
+                            precision=precision,
+                            attention=attention,
+                        )
