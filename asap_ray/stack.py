@@ -126,8 +126,8 @@ def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
     given = _mapping("stack", given, Stack, optional=("source",))
     _allowed("stack.expert", given["expert"], ("multiplies", "subdivides"))
     for name in ("name", "source"):
-        if not isinstance(given.get(name, ""), str):
-            raise ConfigError(f"stack.{name}", given[name], "allowed: text")
+        if not isinstance(text := given.get(name, "-"), str) or not text.isprintable() or not text.strip():
+            raise ConfigError(f"stack.{name}", text, "allowed: one line of text")
     for name in _FLAGS:
         _allowed(f"stack.{name}", given[name], (True, False))
     for name in ("max_virtual", "context_chunks"):
@@ -191,7 +191,7 @@ def _mapping(
         raise ConfigError(key, given, f"allowed: a mapping of {', '.join(names)}")
     for name in given:
         if name not in names:
-            raise ConfigError(f"{key}.{name}", given[name], f"unknown field; allowed: {', '.join(names)}", names)
+            raise ConfigError(key, name, f"unknown field; allowed: {', '.join(names)}", names)
     if missing := [name for name in names if name not in given and name not in optional]:
         raise ConfigError(key, given.get("name", dict(given)), f"missing: {', '.join(missing)}")
     return given

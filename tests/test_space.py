@@ -20,8 +20,9 @@ from asap_ray.workload import Architecture
 from tests.brute_force import figures, is_legal, legal_plans
 from tests.problems import DENSE, MIXED, MOE, STACKS, all_plans, make_problem
 
-# A torus of two and of three dimensions, slices and domains across a network, and counts that are no power of two.
-SLICES = ("v5e-8", "2xv5e-4", "v5p-16", "h100:3x4", "h100:6x2", "h100x6")
+# A torus of two and of three dimensions, slices and domains across a network, and counts that are no power of two;
+# with a batch that all devices can share.
+SLICES = {"v5e-8": 8, "2xv5e-4": 8, "v5p-16": 8, "h100:3x4": 12, "h100:6x2": 12, "h100x6": 12}
 
 
 def identity(problem: Problem, plan: Plan) -> tuple[Plan, object]:
@@ -49,13 +50,13 @@ def compare(problem: Problem) -> int:
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("slice_", SLICES)
 def test_every_legal_plan_of_a_dense_model_is_enumerated_once_and_no_other(slice_: str, stack: str) -> None:
-    compare(make_problem(slice_, stack, DENSE))
+    assert compare(make_problem(slice_, stack, DENSE, batch=SLICES[slice_])) > 0
 
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("slice_", SLICES)
 def test_every_legal_plan_of_a_mixture_is_enumerated_once_and_no_other(slice_: str, stack: str) -> None:
-    compare(make_problem(slice_, stack, MOE))
+    assert compare(make_problem(slice_, stack, MOE, batch=SLICES[slice_])) > 0
 
 
 @pytest.mark.parametrize("stack", ["megatron", "torchtitan", "maxtext"])
