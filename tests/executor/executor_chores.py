@@ -1,0 +1,120 @@
+"""Jobs for the conformance suite, in a module that worker processes can import by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from asap_ray.errors import AsapError, ConfigError, DoesNotFitError
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def large(size: int) -> bytes:
+    return b"x" * size
+
+
+def refuse() -> None:
+    raise ConfigError("space.fix", "tensr", "no such field", ("tensor",))
+
+
+def too_small() -> None:
+    raise DoesNotFitError("12 bytes are missing")
+
+
+def slip() -> None:
+    raise IndexError("list index out of range")
+
+
+def leave(status: int) -> None:
+    os._exit(status)
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forks_and_dies() -> None:
+    """Dies while a forked child still holds the pipe open."""
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+    os._exit(3)
+
+
+def unpicklable() -> object:
+    return lambda: None
+
+
+class UnpicklableError(AsapError):
+    def __init__(self, a: str, b: str) -> None:
+        super().__init__(f"{a} and {b}")
+        self.held = lambda: None
+
+
+def refuse_oddly() -> None:
+    raise UnpicklableError("this", "that")
+
+
+class _Explodes:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return int, ("no number",)
+
+
+def explodes_when_read() -> object:
+    return _Explodes()
+
+
+def deaf(marker: str) -> None:
+    """Ignores a polite request to end, and starts a child that does too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    _write(marker, f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+
+
+def wait_forever(marker: str) -> None:
+    _write(marker, str(os.getpid()))
+    time.sleep(600)
+
+
+def meet(here: str, there: str) -> bool:
+    """Returns once another job has arrived too: only jobs that run side by side get past it."""
+    _write(here, "here")
+    while not Path(there).exists():
+        time.sleep(0.01)
+    return True
+
+
+def overlaps(folder: str, name: str) -> int:
+    """How many jobs are at work in this moment."""
+    mark = Path(folder) / name
+    mark.touch()
+    time.sleep(0.05)
+    count = len(list(Path(folder).iterdir()))
+    mark.unlink()
+    return count
+
+
+def _write(path: str, text: str) -> None:
+    Path(f"{path}.new").write_text(text)
+    os.replace(f"{path}.new", path)
