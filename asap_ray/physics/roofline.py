@@ -5,11 +5,11 @@ A step is `accumulation` micro-batches through a stage of the pipeline, plus wha
     step = a * (work + exposed + launches) + bubble + exposed gradients + optimizer + overhead
 
 `work` is compute on the critical stage, `exposed` the traffic that does not hide under it. The stack says which
-fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`. The
-bubble is (p - 1) / v micro-batches of a stage's layers (arXiv 2104.04473, section 2.2), a third of it with
-zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on the last stage, which is the critical one, or,
-where the pipeline is a loop over the layers alone, is spread over all stages. `serial` is the same with nothing
-hidden, so floor <= step <= serial for every plan.
+fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`, and
+gradients under what that leaves of the last backward pass. The bubble is (p - 1) / v micro-batches of a stage's layers
+(arXiv 2104.04473, section 2.2), a third of it with zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on
+the last stage, which is the critical one, or, where the pipeline is a loop over the layers alone, is spread over all
+stages. `serial` is the same with nothing hidden, so floor <= step <= serial for every plan.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class Pricer:
         layers = summed(work.values()) - work["head"]
         exposed, shown = self._exposed(layers, work["head"], total)
         backward = batch.share * summed(batch.cost.backward.values())[batch.of]
-        hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, backward)
+        left = layers + work["head"] + summed(exposed.values()) - summed(total.values())
+        room = np.maximum(np.minimum(backward, left), 0.0)
+        hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, room)
         parts = self._parts(batch, work | exposed, layers + shown, gradient - hidden, memory)
         serial = self._parts(batch, work | total, layers + summed(total.values()), gradient, memory)
         return Prices(
@@ -188,9 +190,8 @@ class Pricer:
         units, d_model = batch.units, self.problem.workload.architecture.d_model
         sent = network.permute(units.links["pipeline"], units.tokens * d_model * NUMBER_BYTES / units.sequence_shards)
         wires["pipeline"] = _levels(lambda k: 2 * batch.c["virtual"] * sent[k][batch.of])
-        zero = batch.c["zero"] > 0
         inside, ends = (np.array([part.reduce, part.spread]) for part in (layers, edges))
-        which = zero.astype(np.intp)
+        which = (batch.c["zero"] > 0).astype(np.intp)
         wires["gradient"] = _levels(lambda k: share * inside[which, k, mesh] + ends[which, k, mesh])
         host = batch.by_policy(batch.activations.host) * batch.held
         wires["offload"] = (2 * host / self.machine.pcie_bytes_per_s, np.zeros(len(host)))
@@ -208,14 +209,13 @@ class Pricer:
         return {kind: total[kind] - scale * wanted[kind] for kind in total}, shown
 
     def _memory(self, batch: _Batch, tables: _Tables) -> dict[str, np.ndarray]:
-        activations = batch.activations
+        activations, state = batch.activations, tables.state
         of_plan = ActivationBytes(
             kept=batch.by_policy(activations.kept),
             host=batch.by_policy(activations.host),
             running=activations.running[batch.of],
             logits=activations.logits[batch.of],
         )
-        state = tables.state
         rows = {field.name: getattr(state, field.name)[batch.rows.mesh] for field in fields(state)}
         return memory_parts(self.problem, self.calibration, StateShards(**rows), of_plan, batch.c)
 
