@@ -66,7 +66,7 @@ def diagnose(estimate: Estimate) -> Diagnosis:
         evidence=tuple(_evidence(estimate, seconds, exposed, wires)),
         next_wall=max(others, key=lambda name: others[name]),
         headroom=1.0 - estimate.floor_s / step,
-        overlap=1.0 - exposed / wires if wires else None,
+        overlap=max(0.0, 1.0 - exposed / wires) if wires else None,
         redundant=estimate.redundant,
         abstains=_abstains(estimate, bound, exposed),
     )

@@ -45,8 +45,8 @@ class Explanation:
     versions: Mapping[str, str]
 
 
-def blocks(told: Explanation) -> Iterator[Block]:
-    """The explanation in the order in which it is read."""
+def blocks(told: Explanation, file: str) -> Iterator[Block]:
+    """The explanation in the order in which it is read; `file` is where it lies as JSON."""
     estimate, diagnosis = told.estimate, told.diagnosis
     yield _plan(told)
     yield _parts("Step time by part", estimate.time_parts, estimate.step_time_s, units.seconds)
@@ -55,7 +55,7 @@ def blocks(told: Explanation) -> Iterator[Block]:
     yield _parts("Floor: the least each resource needs", estimate.floor_parts, estimate.step_time_s, units.seconds)
     facts = [("bound", sentences.bound_line(diagnosis))]
     facts += [("evidence" if i == 0 else "", line) for i, line in enumerate(diagnosis.evidence)]
-    facts.append(("next wall", diagnosis.next_wall))
+    facts.append(("next wall", sentences.wall_line(diagnosis)))
     if diagnosis.abstains:
         facts.append(("abstains", diagnosis.abstains))
     yield Block(title="Why", facts=tuple(facts))
@@ -63,7 +63,7 @@ def blocks(told: Explanation) -> Iterator[Block]:
         yield Block(title="Against the baseline", facts=_against(estimate, told.baseline))
     if told.steps:
         yield _steps(told)
-    yield Block(facts=(("note", "priced by the roofline; no trial stands behind these figures"),))
+    yield Block(facts=(("file", file), ("note", "priced by the roofline; no trial stands behind these figures")))
 
 
 def explanation_fields(told: Explanation) -> dict[str, Any]:
@@ -167,7 +167,8 @@ def _steps(told: Explanation) -> Block:
             rows.append((change, "-", "-", f"not legal: {step.reason}"))
             continue
         found = step.estimate
-        with_it = [token for token in sentences.differences(found.plan, here.plan) if not token.startswith(change[:4])]
+        changed = sentences.differences(found.plan, here.plan)
+        with_it = [token for token in changed if token.partition("=")[0] != step.field]
         rows.append(
             (
                 change,

@@ -22,7 +22,7 @@ from asap_ray.rules import broken
 from asap_ray.space import Space
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.setting import baseline_plan, completed, given_fields, load
-from asap_ray.tasks.tune import command_line, open_run, output_of, versions
+from asap_ray.tasks.tune import command_line, open_run, output_of, priced, versions, write_files
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 
@@ -60,12 +60,12 @@ def run(config: Config) -> int:
     fields = explanation_fields(told)
     ledger = open_run(config)
     ledger.append("explained", {"command": command_line(), "plan": estimate.plan.line, "versions": versions()})
-    written = write_whole(config.run_path / "explanation.json", json.dumps(fields, indent=2) + "\n")
+    text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
+    write_files(config, lambda: write_whole(path, text))
     if config.output == "json":
-        sys.stdout.write(json.dumps(fields, indent=2) + "\n")
+        sys.stdout.write(text)
     else:
-        print_blocks([*blocks(told)], output, sys.stdout)
-        print(f"  files     {written}")
+        print_blocks([*blocks(told, str(path))], output, sys.stdout)
     return 0
 
 
@@ -77,7 +77,7 @@ def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]
         DoesNotFitError: no plan was given and none fits.
     """
     if config.plan is None:
-        sweep = tier.sweep(space, top=1)
+        sweep = priced(tier, space, top=1)
         if not sweep.ranked:
             raise explain_nothing(config, tier, space, sweep)
         return "The best plan", sweep.ranked[0]
@@ -87,7 +87,7 @@ def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]
     if plan.layout:
         raise ConfigError("plan", config.plan, "the whole plan where it names a layout (@…); leave the @ parts out")
     pinned = space.narrowed(*fixed(tier.problem, given, key="plan"))
-    sweep = tier.sweep(pinned, top=1)
+    sweep = priced(tier, pinned, top=1)
     found = (*sweep.ranked, *sweep.too_big)
     if found:
         return "The best plan with what was given", found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -37,7 +38,9 @@ def _nothing_legal(config: Config, space: Space, sweep: Sweep) -> ConfigError:
             key, value = narrowing.reason.split("=", 1)
             return ConfigError(key, value, f"{why}; without it some are")
     if space.narrowings and replace(space, narrowings=()).survey().legal:
-        return ConfigError("space.fix", config.space.fix or config.plan, f"{why}; without it some are")
+        given = {"space.fix": config.space.fix, "space.forbid": config.space.forbid, "plan": config.plan}
+        key = next(key for key in given if given[key])
+        return ConfigError(key, given[key], f"{why}; without it some are")
     if better := _batch_that_works(problem):
         return ConfigError("workload.global_batch", problem.workload.global_batch, f"{why}; allowed: such as {better}")
     return ConfigError("hardware", problem.slice.name, f"{why}; allowed: a slice that the model's dimensions divide")
@@ -76,12 +79,12 @@ def smallest_that_fits(tier: Roofline) -> tuple[Slice | None, Slice | None]:
     for slice_ in islice(_worth_trying(problem), RUNGS):
         tried = slice_
         other = replace(tier, problem=replace(problem, slice=slice_))
-        if other.sweep(Space(problem=other.problem), top=1).ranked:
+        if other.fits_any(Space(problem=other.problem)):
             return slice_, tried
     return None, tried
 
 
-def _worth_trying(problem: Problem):
+def _worth_trying(problem: Problem) -> Iterator[Slice]:
     """Larger slices whose memory, all of it together, holds the state at least."""
     state = problem.stack.state
     needed = problem.workload.architecture.parameters * (state.weights + state.optimizer)

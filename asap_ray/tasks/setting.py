@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from asap_ray.stack import stack_from_mapping
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.workload import DTYPE_BYTES, Workload, architecture_from_mapping, train_shape_from_mapping
 
+LARGEST_BASELINE_BYTES = 4 * 2**20  # a summary has a few KB; what is larger is another file
 UNPUBLISHED_SHAPE = (1024, 4096)
 """Sequences a step and tokens a sequence (4M tokens, as Llama 2) where a model comes without a training shape."""
 
@@ -53,6 +55,8 @@ def load(config: Config) -> Setting:
     tiers, spaces = [], []
     for name in config.hardware.slices:
         slice_ = parse_slice(name, chips)
+        if any(tier.problem.slice.name == slice_.name for tier in tiers):
+            raise ConfigError("hardware", name, f"each slice once; this is {slice_.name} again")
         problem = Problem(workload=workload, slice=slice_, stack=stack, numerics=_numerics(config))
         _check_precision(problem)
         _check_batch(config, problem)
@@ -69,8 +73,14 @@ def load_chips(config: Config) -> dict[str, Chip]:
 
 
 def calibration_of(chip: Chip, calibrations: Mapping[str, Calibration]) -> Calibration:
-    """The chip's own calibration, or its class's."""
-    return calibrations.get(chip.name, calibrations[chip.kind])
+    """The chip's own calibration, or its class's.
+
+    Raises:
+        ConfigError: there is none for either.
+    """
+    if chip.name not in calibrations and chip.kind not in calibrations:
+        raise ConfigError(f"hardware.{chip.name}.kind", chip.kind, f"allowed: {', '.join(calibrations)}", calibrations)
+    return calibrations[chip.name if chip.name in calibrations else chip.kind]
 
 
 def _workload(config: Config) -> Workload:
@@ -109,7 +119,7 @@ def _check_precision(problem: Problem) -> None:
 
 def _check_batch(config: Config, problem: Problem) -> None:
     # One sequence can only be split inside itself, and that is what was asked for. Several that share no factor with
-    # the # devices would all go through one batch shard: a slip, unless the axes are pinned by hand.
+    # the devices would all go through one batch shard: a slip, unless the axes are pinned by hand.
     batch, devices = problem.workload.global_batch, problem.slice.devices
     if batch > 1 and devices > 1 and math.gcd(batch, devices) == 1 and not config.space.fix and not config.plan:
         share = min(factor for factor in range(2, devices + 1) if devices % factor == 0)
@@ -129,20 +139,39 @@ def baseline_plan(text: str) -> Plan:
     Raises:
         ConfigError: it is neither a plan nor a file that holds one.
     """
-    path = Path(text)
-    if "=" in text and not path.is_file():
-        return Plan.parse(text, "baseline")
+    wanted = "a plan in one line, or a file with one: its line, or a summary.json"
     try:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            if "=" in text:
+                return Plan.parse(text, "baseline")
+            raise ConfigError("baseline", text, f"no such file; {wanted}")
+        if path.stat().st_size > LARGEST_BASELINE_BYTES:
+            raise ConfigError("baseline", text, f"at most {LARGEST_BASELINE_BYTES:,} bytes; {wanted}")
         content = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("baseline", text, f"a plan in one line, or a readable file with one ({error})") from error
-    if content.startswith("{"):
-        try:
-            data = json.loads(content)
-        except ValueError as error:
-            raise ConfigError("baseline", text, f"not JSON: {error}") from error
-        content = str((data.get("best") or {}).get("line") or data.get("line") or "")
-    return Plan.parse(content.splitlines()[0] if content else "", "baseline")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # no file has so long a name, but a plan may be so long
+            return Plan.parse(text, "baseline")
+        raise ConfigError("baseline", text, f"cannot be read ({error.strerror}); {wanted}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("baseline", text, f"not text; {wanted}") from error
+    line = _line_in(content)
+    if line is None:
+        raise ConfigError("baseline", text, f"this file holds no plan; {wanted}")
+    return Plan.parse(line, "baseline")
+
+
+def _line_in(content: str) -> str | None:
+    """The plan's line in the text of a file, None where there is none."""
+    if not content.startswith("{"):
+        return content.splitlines()[0] if content else None
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    best = data.get("best")
+    line = best.get("line") if isinstance(best, dict) else data.get("line")
+    return line if isinstance(line, str) and line else None
 
 
 def given_fields(text: str, key: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TextIO
 
@@ -24,8 +24,10 @@ from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
 from asap_ray.report.answer import Answer, SliceAnswer
 from asap_ray.report.files import write_report
+from asap_ray.report.progress import progress
 from asap_ray.report.summary import summary
 from asap_ray.report.terminal import announce, show
+from asap_ray.space import Space
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.setting import Setting, baseline_plan, load
 from asap_ray.tiers.protocol import Job
@@ -48,12 +50,16 @@ def run(config: Config) -> int:
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
     # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
-    early = sum(space.total for space in setting.spaces) > PRICED_AT_ONCE
+    early = takes_a_while(*setting.spaces)
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
     ledger.append("start", {"task": config.task, "command": command_line(), "versions": versions()})
-    slices = sweep_slices(config, setting)
+    try:
+        slices = sweep_slices(config, setting)
+    except AsapError as error:
+        ledger.append("error", {"text": str(error)})
+        raise
     for found in slices:
         counts = {"slice": found.slice.name, "total": found.total, "legal": found.legal, "fitting": found.fitting}
         ledger.append("swept", {**counts, "removed": dict(found.removed)})
@@ -71,10 +77,15 @@ def run(config: Config) -> int:
         stop_reason=STOP_REASON,
         command=command_line(),
     )
-    write_report(answer, config.run_path)
+    write_files(config, lambda: write_report(answer, config.run_path))
     ledger.append("answer", {"best": summary(answer)["best"], "wall_s": answer.wall_s})
     show(answer, "json" if config.output == "json" else output, sys.stdout, announced=early)
     return 0
+
+
+def takes_a_while(*spaces: Space) -> bool:
+    """Whether pricing these spaces takes longer than a reader cares to look at nothing."""
+    return sum(space.total for space in spaces) > PRICED_AT_ONCE
 
 
 def output_of(config: Config) -> tuple[str, TextIO]:
@@ -97,9 +108,33 @@ def open_run(config: Config) -> Ledger:
         config.run_path.mkdir(parents=True, exist_ok=True)
         return Ledger(config.run_path)
     except OSError as error:
-        raise ConfigError(
-            "run_dir", config.run_path, f"a directory that can be written to ({error.strerror})"
-        ) from error
+        raise _not_written(config, error) from error
+
+
+def write_files(config: Config, write: Callable[[], object]) -> None:
+    """Write a run's files.
+
+    Raises:
+        ConfigError: a file cannot be written: the disk is full, or the directory is not ours.
+    """
+    try:
+        write()
+    except OSError as error:
+        raise _not_written(config, error) from error
+
+
+def _not_written(config: Config, error: OSError) -> ConfigError:
+    return ConfigError("run_dir", config.run_path, f"a directory that can be written to ({error.strerror or error})")
+
+
+def priced(tier: Roofline, space: Space, top: int) -> Sweep:
+    """Price one slice's space in this process, with a bar on the terminal if it is large.
+
+    Raises:
+        AsapError: as the sweep does.
+    """
+    with progress(f"pricing {tier.problem.slice.name}", sys.stderr, wanted=takes_a_while(space)) as told:
+        return tier.sweep(space, top, progress=told)
 
 
 def sweep_slices(config: Config, setting: Setting) -> tuple[SliceAnswer, ...]:
@@ -110,19 +145,25 @@ def sweep_slices(config: Config, setting: Setting) -> tuple[SliceAnswer, ...]:
         DoesNotFitError: plans are legal but none fits.
     """
     pairs = list(zip(setting.tiers, setting.spaces, strict=True))
-    jobs = [Job(name=str(i), work=tier.sweep, arguments=(space, config.top)) for i, (tier, space) in enumerate(pairs)]
+    sweeps = [priced(*pairs[0], config.top)] if len(pairs) == 1 else _side_by_side(pairs, config.top)
+    answers = tuple(slice_answer(tier, sweep) for (tier, _), sweep in zip(pairs, sweeps, strict=True))
+    if not any(answer.ranked for answer in answers):
+        raise explain_nothing(config, *pairs[0], sweeps[0])
+    return answers
+
+
+def _side_by_side(pairs: Sequence[tuple[Roofline, Space]], top: int) -> list[Sweep]:
+    jobs = [Job(name=str(i), work=tier.sweep, arguments=(space, top)) for i, (tier, space) in enumerate(pairs)]
     sweeps: dict[int, Sweep] = {}
     for outcome in local.run(jobs, workers=os.cpu_count() or 1):
         if outcome.error:
             raise outcome.error
+        place = int(outcome.job.name)
         if outcome.status != "complete":
-            name = setting.slices[int(outcome.job.name)].name
-            raise AsapError(f"pricing {name} {outcome.status}: {outcome.reason}")
-        sweeps[int(outcome.job.name)] = outcome.value
-    answers = tuple(slice_answer(tier, sweeps[i]) for i, (tier, _) in enumerate(pairs))
-    if not any(answer.ranked for answer in answers):
-        raise explain_nothing(config, *pairs[0], sweeps[0])
-    return answers
+            name = pairs[place][0].problem.slice.name
+            raise AsapError(f"hardware={name}: pricing it {outcome.status}: {outcome.reason}")
+        sweeps[place] = outcome.value
+    return [sweeps[place] for place in range(len(pairs))]
 
 
 def slice_answer(tier: Roofline, sweep: Sweep) -> SliceAnswer:

@@ -7,6 +7,7 @@ knob alone (and the accumulation with the micro-batch).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,10 +15,10 @@ import numpy as np
 
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
-from asap_ray.plan import AXES, SCHEDULES, Plan, six
-from asap_ray.problem import Problem, coding, usable_axes
-from asap_ray.rules import broken
-from asap_ray.space import PlanColumns, Space, divisors
+from asap_ray.plan import AXES, SCHEDULES, Plan, Six
+from asap_ray.problem import Problem, coding, columns_of, usable_axes
+from asap_ray.rules import RULES, broken
+from asap_ray.space import MESH_BLOCK, PlanColumns, Space, divisors
 from asap_ray.tiers.roofline import Roofline
 
 SAME = ("remat", "precision", "attention")
@@ -59,7 +60,7 @@ def _axes(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
             field=AXES[axis],
             value=str(size),
             estimate=estimates.get((axis, size)),
-            reason="" if (axis, size) in estimates else _why_not(tier.problem, plan, axis, size),
+            reason="" if (axis, size) in estimates else _why_not(space, plan, axis, size),
         )
         for axis, size in targets
     ]
@@ -89,17 +90,54 @@ def _targets(space: Space, plan: Plan) -> Iterator[tuple[int, int]]:
             yield AXES.index(axis), int(size)
 
 
-def _why_not(problem: Problem, plan: Plan, axis: int, size: int) -> str:
-    """The rule that stands in the way, found by letting the largest axis give way."""
-    wanted, here = list(plan.sizes), plan.sizes[axis]
-    giver = max((i for i in range(len(AXES)) if i != axis), key=lambda i: wanted[i])
-    if wanted[giver] * here % size:
-        return "no other axis can give way"
-    wanted[axis], wanted[giver] = size, wanted[giver] * here // size
-    inside = [min(n, problem.slice.ici_devices) for n in wanted]
-    moved = replace(plan, ici=six(inside), dcn=six(n // i for n, i in zip(wanted, inside, strict=True)), layout=())
-    fault = broken(problem, moved)
-    return fault[1] if fault else "no legal plan with at most one other axis changed"
+def _why_not(space: Space, plan: Plan, axis: int, size: int) -> str:
+    """The rule that stands in the way: the one at which the last of the plans that would do is lost."""
+    problem, tried = space.problem, list(_candidates(space, plan, axis, size))
+    if not tried:
+        return f"{problem.slice.name} has no mesh of this size with at most one other axis changed"
+    columns = columns_of(problem, tried)
+    alive = np.ones(len(tried), bool)
+    for rule in RULES:
+        kept = alive & rule.holds(problem, columns)
+        if not kept.any():
+            return rule.why(problem, tried[int(np.argmax(alive))])
+        alive = kept
+    return "no legal plan with at most one other axis changed"
+
+
+def _candidates(space: Space, plan: Plan, axis: int, size: int) -> Iterator[Plan]:
+    """Plans on each mesh that would do, with the knobs that may follow at every value."""
+    stack, batch = space.problem.stack, space.problem.workload.global_batch
+    for ici, dcn in _near_meshes(space, plan, axis, size):
+        moved = replace(plan, ici=ici, dcn=dcn, layout=())
+        axes = moved.axes
+        shards = axes["data"] * axes["fsdp"] * (axes["expert"] if stack.expert_multiplies else 1)
+        stages = [s for s in stack.schedules if (s == "none") == (axes["pipeline"] == 1)]
+        for micro_batch, schedule, split in itertools.product(
+            divisors(batch // shards) if batch % shards == 0 else (plan.micro_batch,),
+            stages or ["none"],
+            stack.sequence_parallel if axes["tensor"] > 1 else (False,),
+        ):
+            yield replace(
+                moved,
+                micro_batch=micro_batch,
+                accumulation=max(batch // (shards * micro_batch), 1),
+                zero=plan.zero if axes["data"] > 1 else 0,
+                schedule=schedule,
+                virtual=max(plan.virtual, 2) if schedule == "interleaved" else 1,
+                sequence_parallel=split,
+            )
+
+
+def _near_meshes(space: Space, plan: Plan, axis: int, size: int) -> list[tuple[Six, Six]]:
+    """ICI and DCN sizes of every mesh, legal or not, with that size and at most one other axis changed."""
+    found: dict[tuple[Six, Six], None] = {}
+    for start in range(0, len(space.meshes), MESH_BLOCK):
+        meshes = space.meshes.take(np.arange(start, min(start + MESH_BLOCK, len(space.meshes))))
+        alike = np.array([meshes.columns[name] == here for name, here in plan.axes.items()])
+        near = (meshes.columns[AXES[axis]] == size) & (alike.sum(axis=0) - alike[axis] >= len(AXES) - 2)
+        found |= dict.fromkeys(meshes.plan_fields(int(i))[:2] for i in np.flatnonzero(near))
+    return list(found)
 
 
 def _knobs(tier: Roofline, plan: Plan) -> list[Neighbour]:

@@ -6,7 +6,7 @@ The sweep is exact: no legal plan is left out, so its best is the roofline's arg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,8 +84,13 @@ class Roofline:
         layouts = [tuple(tuple(int(f) for f in row) for row in factors) if many else () for factors in table.factors]
         return min(self.estimates([replace(plan, layout=layout) for layout in layouts]), key=lambda e: e.step_time_s)
 
-    def sweep(self, space: Space, top: int, too_big: int = 3) -> Sweep:
-        """Price every open legal plan of a space of this problem."""
+    def fits_any(self, space: Space) -> bool:
+        """Whether some open legal plan of a space of this problem fits in memory."""
+        pricer, limit = Pricer(self.problem, self.calibration), self.problem.slice.chip.usable_hbm_bytes
+        return any(bool((pricer.price(rows).hbm_bytes <= limit).any()) for rows in space.chunks())
+
+    def sweep(self, space: Space, top: int, too_big: int = 3, progress: Callable[[float], None] | None = None) -> Sweep:
+        """Price every open legal plan of a space of this problem; `progress` is told the share of it that is done."""
         pricer, removed = Pricer(self.problem, self.calibration), Counter[str]()
         limit = self.problem.slice.chip.usable_hbm_bytes
         fits, fast, lean, front = Best(top), Best(too_big), Best(1), Front()
@@ -101,6 +106,8 @@ class Roofline:
             floor = pricer.floor(rows)
             for sampler, mask in zip(spread, (inside, ~inside), strict=True):
                 sampler.offer(rows, prices, floor, inside, mask)
+            if progress:
+                progress((sum(removed.values()) + legal) / space.total)
         if legal > fitting:
             removed["memory"] = legal - fitting
         # The nearest misses that would beat the best; if nothing fits or none would, the fastest of what is too big.
