@@ -30,6 +30,7 @@ TIME_PARTS = (
 """Where the critical path of a step goes: compute by kind, traffic by mesh axis as far as it is not hidden, the
 rest."""
 
+Levels = tuple[np.ndarray, np.ndarray]  # seconds on ICI, on DCN
 RESOURCES = ("compute", "hbm", "ici", "dcn", "pcie", "bubble", "host")
 
 
@@ -80,3 +81,19 @@ class Prices:
 def summed(columns: Iterable[np.ndarray]) -> np.ndarray:
     """The sum of some columns [plans], row by row."""
     return reduce(np.add, columns)
+
+
+def busy(batches: np.ndarray, parts: Mapping[str, np.ndarray], wires: Mapping[str, Levels]) -> dict[str, np.ndarray]:
+    """Seconds in which each of `RESOURCES` works in a step [plans], from parts of a step and traffic of a micro-batch;
+    `gradient` is of the whole step."""
+    links = {kind: levels for kind, levels in wires.items() if kind not in ("gradient", "offload")}
+    ici, dcn = (sum(levels[k] for levels in links.values()) for k in (0, 1))
+    return {
+        "compute": parts["matmul"] + parts["attention"] + parts["recompute"] + parts["head"],
+        "hbm": parts["elementwise"] + parts["optimizer"],
+        "ici": batches * ici + wires["gradient"][0],
+        "dcn": batches * dcn + wires["gradient"][1],
+        "pcie": batches * wires["offload"][0],
+        "bubble": parts["bubble"],
+        "host": parts["host"],
+    }

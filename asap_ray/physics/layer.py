@@ -96,6 +96,8 @@ class LayerPricer:
             self._attention(cost, units, group)
             self._elementwise(cost, units, group)
             self._wires(cost, units, group)
+        # The head gathers before and the embedding sums after: together they are one more block.
+        self._tensor_wire(cost, units, 1, 1.0, np.zeros(p, bool))
         return cost
 
     def _add(
@@ -181,7 +183,7 @@ class LayerPricer:
             cost.wire["tensor"][level][:] += count * np.where(parallel, with_sp, 2 * reduce[level])
             summed = count * np.where(parallel, scatter[level], reduce[level])
             gathered = count * np.where(parallel, gather[level], 0.0)
-            cost.wire_again["tensor"][level][:] += summed[:, None] * again + gathered[:, None] * self.rerun
+            cost.wire_again["tensor"][level][:] += summed[:, None] * again + gathered[:, None] * (again & self.rerun)
 
     def _context_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         attention = self.workload.architecture.attention

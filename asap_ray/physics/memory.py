@@ -106,7 +106,7 @@ def memory_parts(
     # Outside of a pipelined loop all micro-batches' logits exist at once, each stage holding its share of them.
     looped = alike & (c["pipeline"] > 1)
     logits = activations.logits * np.where(looped, c["accumulation"] / c["pipeline"], 1.0)
-    bytes_a_parameter = stack.state.weights / state.dense_shards
+    bytes_a_parameter = (stack.state.weights + stack.state.gradients + stack.state.optimizer) / state.dense_shards
     first_heavier = first + state.embedding * bytes_a_parameter >= last + logits + state.head * bytes_a_parameter
     edge = np.where(alike, state.edges, np.where(first_heavier, state.embedding, state.head))
     dense, routed = state.dense * held / layers + edge, state.routed * held / layers

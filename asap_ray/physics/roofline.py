@@ -23,7 +23,7 @@ from asap_ray.meshes import Meshes
 from asap_ray.physics import network
 from asap_ray.physics.activations import NUMBER_BYTES
 from asap_ray.physics.calibration import Calibration, Machine, peak_flops
-from asap_ray.physics.estimate import TIME_PARTS, Estimate, Prices, summed
+from asap_ray.physics.estimate import TIME_PARTS, Estimate, Levels, Prices, busy, summed
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
 from asap_ray.physics.head import HEAD_KERNELS, head_s
 from asap_ray.physics.layer import CHANNELS, LayerCost, LayerPricer, Units
@@ -36,8 +36,6 @@ from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
 from asap_ray.space import PlanColumns
 
 ZERO_BUBBLE_SHARE = 1.0 / 3.0
-
-Levels = tuple[np.ndarray, np.ndarray]  # seconds on ICI, on DCN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +103,7 @@ class Pricer:
             serial_s=summed(serial.values()),
             hbm_bytes=summed(memory.values()),
             time_parts={name: parts[name] for name in TIME_PARTS},
-            busy=_busy(batch.c["accumulation"], parts, wires),
+            busy=busy(batch.c["accumulation"], parts, wires),
             memory_parts=memory,
         )
 
@@ -187,8 +185,7 @@ class Pricer:
         times = 1.0 / batch.c["accumulation"] if self.problem.stack.gathers_per_step else 1.0
         moved, ends = (2 * part.gather + part.scatter for part in (layers, edges))
         wires["fsdp"] = _levels(lambda k: times * (share * moved[k][mesh] + ends[k][mesh]))
-        units, d_model = batch.units, self.problem.workload.architecture.d_model
-        sent = network.permute(units.links["pipeline"], units.tokens * d_model * NUMBER_BYTES / units.sequence_shards)
+        sent = self._sent(batch.units)
         wires["pipeline"] = _levels(lambda k: 2 * batch.c["virtual"] * sent[k][batch.of])
         inside, ends = (np.array([part.reduce, part.spread]) for part in (layers, edges))
         which = (batch.c["zero"] > 0).astype(np.intp)
@@ -196,6 +193,12 @@ class Pricer:
         host = batch.by_policy(batch.activations.host) * batch.held
         wires["offload"] = (2 * host / self.machine.pcie_bytes_per_s, np.zeros(len(host)))
         return wires
+
+    def _sent(self, units: Units) -> Levels:
+        """One micro-batch handed to the next stage [units]: inside or across, whichever boundary is the slower one."""
+        block = units.tokens * self.problem.workload.architecture.d_model * NUMBER_BYTES / units.sequence_shards
+        ici, dcn = network.permute(units.links["pipeline"], block)
+        return np.where(ici > dcn, ici, 0.0), np.where(ici > dcn, 0.0, dcn)
 
     def _exposed(
         self, layers: np.ndarray, head: np.ndarray, total: Mapping[str, np.ndarray]
@@ -274,20 +277,6 @@ class Pricer:
 
 def _levels(seconds) -> Levels:
     return seconds(0), seconds(1)
-
-
-def _busy(batches: np.ndarray, parts: Mapping[str, np.ndarray], wires: Mapping[str, Levels]) -> dict[str, np.ndarray]:
-    links = {kind: levels for kind, levels in wires.items() if kind not in ("gradient", "offload")}
-    ici, dcn = (sum(levels[k] for levels in links.values()) for k in (0, 1))
-    return {
-        "compute": parts["matmul"] + parts["attention"] + parts["recompute"] + parts["head"],
-        "hbm": parts["elementwise"] + parts["optimizer"],
-        "ici": batches * ici + wires["gradient"][0],
-        "dcn": batches * dcn + wires["gradient"][1],
-        "pcie": batches * wires["offload"][0],
-        "bubble": parts["bubble"],
-        "host": parts["host"],
-    }
 
 
 def _row(columns: Mapping[str, np.ndarray], i: int) -> dict[str, float]:

@@ -68,7 +68,7 @@ def test_a_tpu_step_by_hand(physics):
     def line_of_four(bytes_: float) -> float:
         return bytes_ * 3 / 4 / (0.8 * 50e9) + 3 * 1e-6
 
-    tensor = layers * 11 * line_of_four(t * d * 2)
+    tensor = (layers * 11 + 5) * line_of_four(t * d * 2)  # embedding and head are one more block
     layer = (2 * d * d + 2 * d * d + 3 * d * ff) / 4 + 2 * d  # of one tensor rank; norms are whole
     edges = 2 * vocab * d / 4
     fsdp = 3 * (layers * line_of_four(2 * layer) + line_of_four(2 * edges))
@@ -114,7 +114,7 @@ def test_a_gpu_step_by_hand(physics):
     work = layers * (forward + backward + 3.5 * attention + 3 * elementwise + again)
 
     nvlink, dcn, message = 0.8 * 300e9, 0.8 * 25e9, 15e-6
-    tensor = layers * 14 * (7 / 8 * t * h * 2 / nvlink + 7 * 3e-6)
+    tensor = (layers * 14 + 5 / 2) * (7 / 8 * t * h * 2 / nvlink + 7 * 3e-6)  # half of what both edges gather and sum
     sent = 2 * (t * h * 2 / 8 / dcn + message)
     hidden = 0.2 * tensor + 0.5 * sent
     assert hidden < work
@@ -245,6 +245,15 @@ def test_a_group_that_fills_a_ring_of_two_axes_is_not_faster_than_the_ring(physi
     achieved = group_links(problem, meshes, physics.perfect)["shards"].gather_bytes_per_s[0]
     assert best == 2 * 50e9
     assert achieved == pytest.approx(50e9 + 2 * 50e9 / 4)
+
+
+def test_the_slowest_boundary_sets_the_pace_of_a_pipeline(physics):
+    # Eight stages over two nodes: each hands on either inside its node or across, never both.
+    problem = physics.problem("llama2_7b", "h100:2x4", "torchtitan", 16, 2048)
+    problem = replace(problem, stack=replace(problem.stack, overlap={}))
+    line = "pipeline=4x2 schedule=1f1b micro_batch=1 accumulation=16 remat=full"
+    parts = physics.estimate(problem, line).time_parts
+    assert parts["pipeline"] == pytest.approx(16 * 2 * 2048 * 4096 * 2 / 50e9, rel=1e-12)
 
 
 def test_parts_sum_to_the_whole(physics):
