@@ -58,7 +58,7 @@ def report(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> R
     def run(plans: int, work: Callable[[], object]) -> None:
         benchmark.pedantic(work, rounds=5, warmup_rounds=1)
         if benchmark.stats is not None:
-            rate = round(plans / benchmark.stats.stats.median)
+            rate = round(plans / benchmark.stats["median"])
             benchmark.extra_info["plans_per_s"] = rate
             with capsys.disabled():
                 print(f"\n{benchmark.name}: {rate:,} plans/s ({plans:,} plans)")
