@@ -20,7 +20,8 @@ class Calibration:
     `matmul_fraction` is what a large, well-shaped matmul reaches of the peak, `contraction_ramp` the contraction length
     at which a matmul reaches half of that. `attention_fraction` is the same for a fused attention kernel.
     `kernel_launch_s` is paid by every kernel, `step_overhead_s` once a step. `workspace_bytes` and `fragmentation` (of
-    all other bytes) are memory that no tensor of the plan accounts for. `uncertainty` is the relative half-width of a 90% interval of a step time.
+    all other bytes) are memory that no tensor of the plan accounts for. `uncertainty` is the relative half-width of a
+    90% interval of a step time.
     """
 
     matmul_fraction: float
