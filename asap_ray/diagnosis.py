@@ -2,7 +2,8 @@
 
 The critical path is read by resource. A step is called bound by what is not compute only where that takes more of it
 than a threshold: 30% for collectives and HBM, 10% for idle time of any kind, as in XProf's smart suggestions
-(openxla/xprof, signal thresholds). Below all of them the matrix units are what there is most of: it is compute-bound.
+(openxla/xprof, signal thresholds). Traffic is judged as a whole and laid to the wire that has more of it, so that a
+collective over both levels is not split below the threshold. Below all of them the step is compute-bound.
 """
 
 from __future__ import annotations
@@ -55,12 +56,10 @@ def resource_seconds(estimate: Estimate) -> dict[str, float]:
 def diagnose(estimate: Estimate) -> Diagnosis:
     """Diagnose one estimate."""
     step, seconds = estimate.step_time_s, resource_seconds(estimate)
-    strain = {name: seconds[name] / step / THRESHOLDS[name] for name in seconds if name in THRESHOLDS}
-    worst = max(strain, key=lambda name: strain[name])
-    bound = worst if strain[worst] >= 1.0 else "compute"
-    others = {name: value for name, value in seconds.items() if name != bound}
     wires = estimate.busy["ici"] + estimate.busy["dcn"]
     exposed = seconds["ici"] + seconds["dcn"]
+    bound = _bound(seconds, exposed, step)
+    others = {name: value for name, value in seconds.items() if name != bound}
     return Diagnosis(
         bound=bound,
         evidence=tuple(_evidence(estimate, seconds, exposed, wires)),
@@ -70,6 +69,14 @@ def diagnose(estimate: Estimate) -> Diagnosis:
         redundant=estimate.redundant,
         abstains=_abstains(estimate, bound, exposed),
     )
+
+
+def _bound(seconds: Mapping[str, float], exposed: float, step: float) -> str:
+    wire = "dcn" if seconds["dcn"] > seconds["ici"] else "ici"
+    taken = {name: seconds[name] for name in seconds if name in THRESHOLDS and name not in ("ici", "dcn")}
+    strain = {name: each / step / THRESHOLDS[name] for name, each in {**taken, wire: exposed}.items()}
+    worst = max(strain, key=lambda name: strain[name])
+    return worst if strain[worst] >= 1.0 else "compute"
 
 
 def _evidence(estimate: Estimate, seconds: Mapping[str, float], exposed: float, wires: float) -> list[str]:

@@ -21,8 +21,8 @@ from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.rules import broken
 from asap_ray.space import Space
 from asap_ray.tasks.nothing import explain_nothing
-from asap_ray.tasks.setting import baseline_plan, completed, given_fields, load
-from asap_ray.tasks.tune import command_line, open_run, output_of, priced, versions, write_files
+from asap_ray.tasks.setting import Setting, baseline_plan, completed, given_fields, load
+from asap_ray.tasks.tune import command_line, open_run, output_of, priced, takes_a_while, versions, write_files
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 
@@ -40,10 +40,30 @@ def run(config: Config) -> int:
     tier, space = setting.tiers[0], setting.spaces[0]
     baseline = tier.best_layout(baseline_plan(config.baseline), "baseline") if config.baseline else None
     output, stream = output_of(config)
+    # As in task=tune: the heading of a large space comes first, else nothing is printed before all has gone well.
+    early = takes_a_while(space)
+    if early:
+        announce(config.model_name, setting.workload, setting.slices, output, stream)
+    told = _explanation(config, setting, baseline, started)
+    fields = explanation_fields(told)
+    ledger = open_run(config)
+    ledger.append("explained", {"command": command_line(), "plan": told.estimate.plan.line, "versions": versions()})
+    text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
+    write_files(config, lambda: write_whole(path, text))
+    if config.output == "json":
+        sys.stdout.write(text)
+    else:
+        if not early:
+            announce(config.model_name, setting.workload, setting.slices, output, stream)
+        print_blocks([*blocks(told, str(path))], output, sys.stdout)
+    return 0
+
+
+def _explanation(config: Config, setting: Setting, baseline: Estimate | None, started: float) -> Explanation:
+    tier, space = setting.tiers[0], setting.spaces[0]
     chosen, estimate = choose(config, tier, space)
-    announce(config.model_name, setting.workload, setting.slices, output, stream)
     steps = neighbours(tier, Space(problem=tier.problem), estimate.plan)
-    told = Explanation(
+    return Explanation(
         model=config.model_name,
         stack=config.stack_name,
         seed=config.seed,
@@ -57,16 +77,6 @@ def run(config: Config) -> int:
         wall_s=time.monotonic() - started,
         versions=versions(),
     )
-    fields = explanation_fields(told)
-    ledger = open_run(config)
-    ledger.append("explained", {"command": command_line(), "plan": estimate.plan.line, "versions": versions()})
-    text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
-    write_files(config, lambda: write_whole(path, text))
-    if config.output == "json":
-        sys.stdout.write(text)
-    else:
-        print_blocks([*blocks(told, str(path))], output, sys.stdout)
-    return 0
 
 
 def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]:

@@ -1,0 +1,183 @@
+"""What only the physics, the space or a file can find wrong: one line on stderr, nothing on stdout, status 1."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asap_ray.hardware import ladder
+from asap_ray.physics.calibration import calibration_from_mapping
+from asap_ray.settings import load_group
+from asap_ray.space import Space
+from asap_ray.tiers.roofline import Roofline
+from tests.problems import CHIPS, make_problem
+
+TINY = ("+model=tiny", "hardware=v5e-4")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 512,
+}
+
+
+def one_line(ended: Any) -> str:
+    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1), ended
+    assert "Traceback" not in ended.err
+    return ended.err.removeprefix("asap-ray: ").rstrip("\n")
+
+
+MISTAKES = {
+    "unknown slice": (("+model=tiny", "hardware=v5p-129"), ("hardware=v5p-129", "did you mean v5p-128?")),
+    "unknown chip": (("+model=tiny", "hardware=v5q-128"), ("hardware=v5q-128", "did you mean v5p-128?")),
+    "a slice twice": (("+model=tiny", "hardware=[v5p-128,v5p:4x4x4]"), ("hardware=v5p:4x4x4", "each slice once")),
+    "unknown axis": ((*TINY, "space.fix={tensr: 2}"), ("space.fix=tensr", "pipeline", "did you mean tensor?")),
+    "unknown knob": ((*TINY, "space.forbid=[{remt: full}]"), ("space.forbid[0]=remt", "did you mean remat?")),
+    "unknown policy": ((*TINY, "space.fix={remat: ful}"), ("space.fix.remat=ful", "did you mean full?")),
+    "a size of an axis": ((*TINY, "space.fix={tensor: -1}"), ("space.fix.tensor=-1", "a whole number")),
+    "no such size": ((*TINY, "space.fix={tensor: 3}"), ("space.fix.tensor=3", "without it some are")),
+    "one pin too many": (
+        (*TINY, "space.fix={tensor: 2, fsdp: 4}"),
+        ("space.fix.", "no plan of tiny on v5e-4 is legal for maxtext", "without it some are"),
+    ),
+    "pins that are all wrong": (
+        (*TINY, "space.fix={tensor: 3, fsdp: 5}"),
+        ("space.fix={'tensor': 3, 'fsdp': 5}", "without it some are"),
+    ),
+    "everything forbidden": (
+        (*TINY, "space.forbid=[{micro_batch: '>=1'}]"),
+        ("space.forbid[0]={'micro_batch': '>=1'}", "without it some are"),
+    ),
+    "batch": (
+        ("+model=tiny", "hardware=v5e-16", "workload.global_batch=33"),
+        ("workload.global_batch=33", "not divisible over the 16 devices", "32 or 48"),
+    ),
+    "a stack without a plan": (
+        ("+model=tiny", "hardware=v5e-4", "stack=nanotron", "workload.seq_len=127", "workload.global_batch=2",
+         "space.fix={context: 4}"),
+        ("space.fix.context=4", "legal for nanotron"),
+    ),
+    "precision": ((*TINY, "workload.precision=fp7"), ("workload.precision=fp7", "bf16", "did you mean fp8?")),
+    "precision of a chip": (
+        ("+model=tiny", "hardware=v4-8", "workload.precision=fp8"),
+        ("workload.precision=fp8", "maxtext on v4 has bf16"),
+    ),
+    "numerics": ((*TINY, "space.numerics=[precison]"), ("space.numerics=precison", "did you mean precision?")),
+    "NaN in a model": ((*TINY, "model.d_model=nan"), ("model.d_model=nan",)),
+    "zero in a model": ((*TINY, "model.layers=0"), ("model.layers=0",)),
+    "negative in a model": ((*TINY, "model.attention.heads=-8"), ("model.attention.heads=-8",)),
+    "heads": ((*TINY, "model.attention.kv_heads=3"), ("model.attention.kv_heads=3", "8")),
+    "entry of a model": ((*TINY, "model.layrs=3"), ("model.layrs", "did you mean layers?")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_ends_in_one_line(command, case: str) -> None:
+    words, expected = MISTAKES[case]
+    line = one_line(command(*words, "run_dir=run"))
+    assert [word for word in expected if word not in line] == [], line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ("does not exist",)),
+        ("", ("not JSON",)),
+        ("{", ("not JSON",)),
+        ("\x00\x01", ("not JSON",)),
+        ("[1]", ("not a JSON object",)),
+        ("{}", ("model_type", "missing")),
+        (json.dumps({**LLAMA, "model_type": "lama"}), ("'lama'", "llama", "mistral")),
+        (json.dumps({**LLAMA, "hidden_size": 0}), ("hidden_size=0", "a whole number from 1")),
+        (json.dumps({**LLAMA, "vocab_size": -512}), ("vocab_size=-512", "a whole number from 1")),
+        (json.dumps({**LLAMA, "num_hidden_layers": float("nan")}), ("num_hidden_layers=nan", "a whole number from 1")),
+        (json.dumps({**LLAMA, "num_attention_heads": 7}), ("num_attention_heads=7",)),
+    ],
+)
+def test_a_config_json_that_cannot_be_used_ends_in_one_line(
+    command, content: str | None, words: tuple[str, ...]
+) -> None:
+    if content is not None:
+        Path("config.json").write_text(content)
+    line = one_line(command("+model.hf_config=config.json", "hardware=v5e-4", "run_dir=run"))
+    assert line.startswith("model.hf_config=config.json: ")
+    assert [word for word in words if word not in line] == [], line
+    assert not Path("run").exists()
+
+
+def fits(model: str, slice_: str, stack: str, batch: int, seq_len: int) -> bool:
+    problem = make_problem(slice_, stack, model, batch=batch, seq_len=seq_len)
+    calibrations = load_group("calibration")
+    name = problem.slice.chip.name if problem.slice.chip.name in calibrations else problem.slice.chip.kind
+    tier = Roofline(problem=problem, calibration=calibration_from_mapping(name, calibrations[name]))
+    return bool(tier.sweep(Space(problem=problem), top=1).ranked)
+
+
+@pytest.mark.parametrize(
+    ("model", "slice_", "stack", "batch", "seq_len"),
+    [
+        ("llama2_70b", "v5p-8", "maxtext", 1024, 4096),
+        ("llama2_7b", "v5e-4", "maxtext", 256, 4096),
+        ("llama2_70b", "h100x8", "megatron", 256, 4096),
+    ],
+)
+def test_a_slice_that_is_too_small_tells_the_bytes_and_the_smallest_that_fits(
+    command, model: str, slice_: str, stack: str, batch: int, seq_len: int
+) -> None:
+    shape = (f"workload.global_batch={batch}", f"workload.seq_len={seq_len}")
+    line = one_line(command(f"+model={model}", f"hardware={slice_}", f"stack={stack}", *shape, "run_dir=run"))
+    assert line.startswith(f"hardware={slice_}: no plan of ")
+    assert re.search(r"needs [\d.]+ GB a device where [\d.]+ GB are usable, [\d,]+ bytes are missing; ", line)
+    named = line.rpartition(" slice that fits is ")[2]
+    assert fits(model, named, stack, batch, seq_len)
+    chip = CHIPS[slice_.partition("-")[0].partition("x")[0]]
+    smaller = [rung.name for rung in takewhile(lambda rung: rung.name != named, ladder(chip))]
+    assert slice_ in smaller
+    for rung in smaller[smaller.index(slice_) :]:
+        assert not fits(model, rung, stack, batch, seq_len), rung
+
+
+def test_the_bytes_that_are_missing_are_those_of_the_leanest_plan(command) -> None:
+    problem = make_problem("v5e-4", "maxtext", "llama2_7b", batch=256, seq_len=4096)
+    tier = Roofline(problem=problem, calibration=calibration_from_mapping("tpu", load_group("calibration")["tpu"]))
+    leanest = min(
+        float(rows.min()) for rows in (_memory(tier, problem, chunk) for chunk in Space(problem=problem).chunks())
+    )
+    line = one_line(
+        command(
+            "+model=llama2_7b", "hardware=v5e-4", "workload.global_batch=256", "workload.seq_len=4096", "run_dir=run"
+        )
+    )
+    assert f" {leanest - problem.slice.chip.usable_hbm_bytes:,.0f} bytes are missing" in line
+
+
+def _memory(tier: Roofline, problem: Any, chunk: Any) -> Any:
+    from asap_ray.physics.roofline import Pricer
+
+    return Pricer(problem, tier.calibration).price(chunk).hbm_bytes
+
+
+def test_a_users_own_chip_of_no_known_kind_ends_in_one_line(command) -> None:
+    chip = next(iter(Path(__file__).parents[2].glob("conf/hardware/v5e.yaml"))).read_text()
+    Path("my/hardware").mkdir(parents=True)
+    text = re.sub(r"(?m)^kind:.*", "kind: npu", re.sub(r"(?m)^name:.*", "name: mychip", chip))
+    Path("my/hardware/mychip.yaml").write_text(re.sub(r"(?m)^aliases:.*", "", text))
+    line = one_line(command("+model=tiny", "hardware=mychip:1x1", "--config-dir", "my", "run_dir=run"))
+    assert "kind=npu" in line
+
+
+@pytest.mark.parametrize("group", ["hardware", "model", "stack"])
+@pytest.mark.parametrize("text", ["a: [", "- 1", "name: {a: b}\n", "", "\x00"], ids=range(5))
+def test_a_users_own_settings_that_are_broken_end_in_one_line(command, group: str, text: str) -> None:
+    Path(f"my/{group}").mkdir(parents=True)
+    Path(f"my/{group}/mine.yaml").write_text(text)
+    word = {"hardware": "hardware=v5e-4", "model": "+model=mine", "stack": "stack=mine"}[group]
+    words = (word,) if group == "model" else ("+model=tiny", word)
+    one_line(command(*words, "--config-dir", "my", "run_dir=run"))
