@@ -9,6 +9,12 @@ from typing import Any
 
 from asap_ray.errors import ConfigError
 
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "kind": ("tpu", "gpu"),
+    "fabric": ("torus", "switch", "mesh"),
+    "wrap": ("cube", "axis16", "pod", "none"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chip:
@@ -105,13 +111,20 @@ def chip_from_mapping(mapping: Mapping[str, object]) -> Chip:
         elif types[key] in ("float", "float | None"):
             values[key] = None if value is None else _number(where, value, least=0)
         elif types[key] == "str":
-            values[key] = _of(where, value, str)
+            values[key] = _word(where, key, value)
         else:
             values[key] = tuple(_of(where, item, str) for item in _of(where, value, list))
     try:
         return Chip(**values)
     except TypeError as error:
         raise ConfigError(f"hardware.{name}", "incomplete", str(error).split("__init__() ")[-1]) from None
+
+
+def _word(where: str, key: str, value: object) -> str:
+    word, allowed = _of(where, value, str), WORDS.get(key)
+    if allowed and word not in allowed:
+        raise ConfigError(where, word, f"allowed: {', '.join(allowed)}", allowed)
+    return word
 
 
 def _of(where: str, value: object, kind: type) -> Any:

@@ -23,6 +23,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from asap_ray.checks import LATER_KEYS, LIMITS, NOT_YET, check, check_config_dir, range_text
 from asap_ray.config import Config
@@ -126,6 +127,8 @@ def _compose(overrides: list[str]) -> DictConfig:
         return composed
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a name as the index of a list
         raise AsapError(f"the configuration cannot be composed: {str(error).splitlines()[0]}; see --help") from error
+    except YAMLError as error:  # a file of the user's own; the text says which, and where in it
+        raise AsapError(f"the configuration cannot be composed: {' '.join(str(error).split())}") from error
 
 
 def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:

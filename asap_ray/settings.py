@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from asap_ray.errors import ConfigError
 
@@ -32,8 +34,15 @@ def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """One YAML file as plain data, read as Hydra reads it (1e9 is a number)."""
-    data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    """One YAML file as plain data, read as Hydra reads it (1e9 is a number).
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or holds no mapping.
+    """
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError("config_dir", path, f"a settings file in YAML; {error}") from error
     if not isinstance(data, dict):
         raise ConfigError("config_dir", path, "a settings file holds a mapping (key: value)")
     return {str(key): value for key, value in data.items()}
