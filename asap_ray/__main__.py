@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import os
 import sys
@@ -44,8 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("asap-ray: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has seen enough (`| head`); keep the interpreter's last flush from failing too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 0
+    except OSError as error:  # files are the tasks' concern, and name their key; a full disk behind stdout is nobody's
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_stdout()
+        print(f"asap-ray: what was found cannot be printed: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(args: argparse.Namespace) -> int:

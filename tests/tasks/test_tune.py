@@ -7,6 +7,8 @@ import errno
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +270,13 @@ def test_the_error_of_a_worker_is_the_users_own(command, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(local, "run", refusing)
     assert command("+model=tiny", "hardware=[v5e-4,v5e-8]").err == "asap-ray: the one line\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_behind_stdout_ends_in_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        words = [sys.executable, "-m", "asap_ray", *TINY]
+        ended = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "asap-ray: what was found cannot be printed: No space left on device\n"
+    assert json.loads((tmp_path / "run/summary.json").read_text())["best"], "the files are there all the same"
