@@ -15,6 +15,12 @@ from asap_ray.physics.estimate import Estimate
 
 THRESHOLDS: Mapping[str, float] = {"hbm": 0.30, "ici": 0.30, "dcn": 0.30, "bubble": 0.10, "host": 0.10, "input": 0.10}
 WIRES = ("tensor", "context", "expert", "fsdp", "gradient", "pipeline")
+LABELS: Mapping[str, str] = {
+    "bubble": "pipeline bubble",
+    "hbm": "memory-bound kernels",
+    "host": "launches and host",
+    "input": "waiting for input",
+}
 NOTHING_TO_GAIN = 0.05
 """Below this share of the step, exposed traffic, bubble and recomputation together are not worth another mesh."""
 
@@ -50,6 +56,7 @@ def resource_seconds(estimate: Estimate) -> dict[str, float]:
         "dcn": exposed * across,
         "bubble": parts["bubble"],
         "host": parts["host"] + parts["offload"],
+        "input": parts["input"],
     }
 
 
@@ -89,7 +96,7 @@ def _evidence(estimate: Estimate, seconds: Mapping[str, float], exposed: float, 
             f"traffic {wires:.3g} s, of which {exposed:.3g} s ({exposed / step:.0%} of the step) does not hide"
             + (f": {worst}" if worst else "")
         )
-    for name, label in (("bubble", "pipeline bubble"), ("hbm", "memory-bound kernels"), ("host", "launches and host")):
+    for name, label in LABELS.items():
         if seconds[name] > 0.02 * step:
             lines.append(f"{label} {seconds[name]:.3g} s ({seconds[name] / step:.0%})")
     if estimate.redundant > 0.01:

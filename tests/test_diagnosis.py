@@ -52,6 +52,7 @@ def made(
         ({"matmul": 5.0, "gradient": 5.0}, {"dcn": 9.0}, "dcn", "compute"),
         ({"matmul": 6.0, "head": 1.0, "tensor": 1.0, "bubble": 2.0}, {"ici": 1.0}, "bubble", "compute"),
         ({"matmul": 8.0, "host": 0.8, "offload": 0.4, "elementwise": 0.8}, {"pcie": 4.0}, "host", "compute"),
+        ({"matmul": 8.0, "input": 1.5, "elementwise": 0.5}, {}, "input", "compute"),
     ],
 )
 def test_each_bound_is_told_from_where_the_time_goes(

@@ -26,6 +26,7 @@ TIME_PARTS = (
     "bubble",
     "optimizer",
     "host",
+    "input",
 )
 """Where the critical path of a step goes: compute by kind, traffic by mesh axis as far as it is not hidden, the
 rest."""

@@ -35,6 +35,8 @@ from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
 from asap_ray.space import PlanColumns
 
+TOKEN_BYTES = 8.0
+"""Bytes of a token that come from the host: its id and the one to be predicted, 32 bits each."""
 ZERO_BUBBLE_SHARE = 1.0 / 3.0
 
 
@@ -98,6 +100,9 @@ class Pricer:
         hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, room)
         parts = self._parts(batch, work | exposed, layers + shown, gradient - hidden, memory)
         serial = self._parts(batch, work | total, layers + summed(total.values()), gradient, memory)
+        # The next batch is read while this one is trained on: only what takes longer than the step shows.
+        fed = batch.c["accumulation"] * batch.units.tokens[batch.of] * TOKEN_BYTES / self.machine.pcie_bytes_per_s
+        parts["input"], serial["input"] = np.maximum(fed - summed(parts.values()), 0.0), fed
         return Prices(
             step_time_s=summed(parts.values()),
             serial_s=summed(serial.values()),

@@ -32,6 +32,7 @@ TIME_COLOURS = {
     "bubble": "#d64550",
     "optimizer": "#7d838c",
     "host": "#b4b9c0",
+    "input": "#7d6b91",
 }
 MEMORY_COLOURS = {
     "weights": "#2f6db5",
