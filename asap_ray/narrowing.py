@@ -104,7 +104,8 @@ def forbidden(problem: Problem, given: Sequence[Mapping[str, object]], author: s
 
 def _test(problem: Problem, key: str, field: str, value: object) -> Test:
     if field not in NARROWING_FIELDS:
-        raise ConfigError(key, value, f"unknown field; allowed: {', '.join(NARROWING_FIELDS)}", NARROWING_FIELDS)
+        owner = key.removesuffix(f".{field}")
+        raise ConfigError(owner, field, f"no such field; allowed: {', '.join(NARROWING_FIELDS)}", NARROWING_FIELDS)
     codes = coding(problem).get(field)
     if isinstance(value, str) and codes is None:
         for sign in _COMPARISONS:
@@ -113,7 +114,10 @@ def _test(problem: Problem, key: str, field: str, value: object) -> Test:
     values = value if isinstance(value, (list, tuple)) else [value]
     if not values:
         raise ConfigError(key, value, "allowed: a value or a list of at least one")
-    read = tuple(_code(key, v, codes) if codes else _number(key, v) for v in values)
+    read = tuple(
+        _flag(key, v) if field == "sequence_parallel" else _code(key, v, codes) if codes else _number(key, v)
+        for v in values
+    )
     return Test(field=field, comparison="in", values=read)
 
 
@@ -125,14 +129,17 @@ def _code(key: str, value: object, codes: tuple[str, ...]) -> int:
     return codes.index(name)
 
 
+def _flag(key: str, value: object) -> int:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ConfigError(key, value, "allowed: true, false", ("true", "false"))
+    return int(text == "true")
+
+
 def _number(key: str, value: object) -> int:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int) and 0 <= value < 2**31:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
         return value
     text = str(value)
-    if text.lower() in ("true", "false"):
-        return int(text.lower() == "true")
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
     raise ConfigError(key, value, 'allowed: a whole number, a list of them, or a comparison such as ">=8"')

@@ -85,7 +85,11 @@ def test_several_forbidden_entries_each_drop_their_own() -> None:
 
 
 SIGNS = {"<=": operator.le, ">=": operator.ge, "!=": operator.ne, "<": operator.lt, ">": operator.gt}
-NUMBERS = [field for field in NARROWING_FIELDS if field not in ("schedule", "remat", "precision", "attention")]
+NUMBERS = [
+    field
+    for field in NARROWING_FIELDS
+    if field not in ("schedule", "remat", "precision", "attention", "sequence_parallel")
+]
 
 
 @given(
@@ -182,3 +186,14 @@ def test_an_entry_of_forbid_is_a_mapping_with_something_in_it(entry: Any) -> Non
 def test_a_bad_value_in_forbid_names_its_entry() -> None:
     with pytest.raises(ConfigError, match=r"^space\.forbid\[1\]\.remat=ful: .*did you mean full"):
         forbidden(MEGATRON.problem, [{"tensor": 4}, {"remat": "ful"}])
+
+
+@pytest.mark.parametrize("field", ["tensor", "micro_batch"])
+def test_a_flag_is_no_number(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"space\.fix\.{field}=True: allowed: a whole number"):
+        fixed(MEGATRON.problem, {field: True})
+
+
+def test_a_number_is_no_flag() -> None:
+    with pytest.raises(ConfigError, match=r"space\.fix\.sequence_parallel=2: allowed: true, false"):
+        fixed(MEGATRON.problem, {"sequence_parallel": 2})
