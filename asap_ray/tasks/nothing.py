@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
+
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, ConfigError, DoesNotFitError
 from asap_ray.hardware import Slice, ladder
 from asap_ray.physics.estimate import Estimate
-from asap_ray.problem import Problem
+from asap_ray.problem import Problem, coding
 from asap_ray.report.units import gigabytes
 from asap_ray.space import Space
 from asap_ray.tiers.roofline import Roofline, Sweep
 
 RUNGS = 10
 """How many larger slices are tried; each is about half as large again as the one before."""
+MOST_VALUES = 16
+"""How many allowed values an error lists."""
 
 
 def explain_nothing(config: Config, tier: Roofline, space: Space, sweep: Sweep) -> AsapError:
@@ -34,8 +38,11 @@ def _nothing_legal(config: Config, space: Space, sweep: Sweep) -> ConfigError:
         f"(plans removed: {', '.join(f'{rule} {count:,}' for rule, count in most)})"
     )
     for narrowing in space.narrowings:
-        if space.lifted(narrowing).survey().legal:
-            key, value = narrowing.reason.split("=", 1)
+        key, value = narrowing.reason.split("=", 1)
+        without = space.lifted(narrowing)
+        if narrowing.keep and (values := _values(without, narrowing.tests[0].field)):
+            return ConfigError(key, value, f"{why}; allowed with all else as it is: {values}")
+        if not narrowing.keep and without.survey().legal:
             return ConfigError(key, value, f"{why}; without it some are")
     if space.narrowings and replace(space, narrowings=()).survey().legal:
         given = {"space.fix": config.space.fix, "space.forbid": config.space.forbid, "plan": config.plan}
@@ -44,6 +51,14 @@ def _nothing_legal(config: Config, space: Space, sweep: Sweep) -> ConfigError:
     if better := _batch_that_works(problem):
         return ConfigError("workload.global_batch", problem.workload.global_batch, f"{why}; allowed: such as {better}")
     return ConfigError("hardware", problem.slice.name, f"{why}; allowed: a slice that the model's dimensions divide")
+
+
+def _values(space: Space, field: str) -> str:
+    """What a field is in the legal plans of a space, in words; empty where there are none."""
+    found = sorted({int(code) for rows in space.chunks() for code in np.unique(rows[field])})
+    names = coding(space.problem).get(field)
+    words = [names[code] if names else str(code) for code in found]
+    return ", ".join(words[:MOST_VALUES] + ["…"] * (len(words) > MOST_VALUES))
 
 
 def _batch_that_works(problem: Problem) -> str:

@@ -171,8 +171,11 @@ def _knob_steps(problem: Problem, plan: Plan) -> Iterator[tuple[str, str, Plan]]
             virtual = 2 if schedule == "interleaved" else 1
             yield "schedule", schedule, replace(plan, schedule=schedule, virtual=virtual)
     if plan.schedule == "interleaved":
-        for virtual in (plan.virtual - 1, plan.virtual + 1, plan.virtual * 2):
-            yield "virtual", str(virtual), replace(plan, virtual=max(virtual, 1))
+        moved = {virtual: replace(plan, virtual=virtual) for virtual in range(2, stack.max_virtual + 1)}
+        legal = [virtual for virtual in moved if virtual == plan.virtual or broken(problem, moved[virtual]) is None]
+        here = legal.index(plan.virtual)
+        for virtual in (*legal[max(here - 1, 0) : here], *legal[here + 1 : here + 2]):
+            yield "virtual", str(virtual), moved[virtual]
     yield (
         "sequence_parallel",
         str(not plan.sequence_parallel).lower(),

@@ -42,10 +42,14 @@ MISTAKES = {
     "unknown knob": ((*TINY, "space.forbid=[{remt: full}]"), ("space.forbid[0]=remt", "did you mean remat?")),
     "unknown policy": ((*TINY, "space.fix={remat: ful}"), ("space.fix.remat=ful", "did you mean full?")),
     "a size of an axis": ((*TINY, "space.fix={tensor: -1}"), ("space.fix.tensor=-1", "a whole number")),
-    "no such size": ((*TINY, "space.fix={tensor: 3}"), ("space.fix.tensor=3", "without it some are")),
+    "no such size": ((*TINY, "space.fix={tensor: 3}"), ("space.fix.tensor=3", "all else as it is: 1, 2, 4")),
     "one pin too many": (
         (*TINY, "space.fix={tensor: 2, fsdp: 4}"),
-        ("space.fix.", "no plan of tiny on v5e-4 is legal for maxtext", "without it some are"),
+        ("space.fix.tensor=2", "no plan of tiny on v5e-4 is legal for maxtext", "allowed with all else as it is: 1"),
+    ),
+    "a policy and a kernel": (
+        ("+model=tiny", "hardware=h100x4", "stack=megatron", "space.fix={attention: unfused, context: 2}"),
+        ("space.fix.attention=unfused", "allowed with all else as it is: flash"),
     ),
     "pins that are all wrong": (
         (*TINY, "space.fix={tensor: 3, fsdp: 5}"),
@@ -62,7 +66,7 @@ MISTAKES = {
     "a stack without a plan": (
         ("+model=tiny", "hardware=v5e-4", "stack=nanotron", "workload.seq_len=127", "workload.global_batch=2",
          "space.fix={context: 4}"),
-        ("space.fix.context=4", "legal for nanotron"),
+        ("space.fix.context=4", "legal for nanotron", "allowed with all else as it is: 1"),
     ),
     "precision": ((*TINY, "workload.precision=fp7"), ("workload.precision=fp7", "bf16", "did you mean fp8?")),
     "precision of a chip": (

@@ -155,3 +155,12 @@ def test_a_mesh_that_is_not_there_is_said() -> None:
     assert reason(problem, line, "context", "6") == (
         "h100:30x1 has no mesh of this size with at most one other axis changed"
     )
+
+
+def test_stages_are_split_into_the_next_number_of_chunks_that_divides() -> None:
+    # 12 layers on 2 stages: 2, 3 and 6 chunks a stage divide, 4 and 5 do not.
+    problem = make_problem("h100x4", "megatron", replace(DENSE, layers=12))
+    line = "data=2 pipeline=2 accumulation=6 schedule=interleaved virtual=3 remat=full"
+    found = steps(problem, Plan.parse(line))
+    assert [value for field, value in found if field == "virtual"] == ["2", "6"]
+    assert all(found["virtual", value].estimate for value in ("2", "6"))
