@@ -42,7 +42,7 @@ CASES = [
     ("h100x2", "megatron", DENSE, "pipeline=2 accumulation=12 schedule=gpipe", "schedule", "none, 1f1b, interleaved"),
     ("h100x2", "megatron", DENSE, "pipeline=2 accumulation=12 schedule=interleaved", "virtual", "2 to 16 chunks"),
     ("h100x2", "megatron", DENSE, "pipeline=2 accumulation=12 schedule=1f1b virtual=3", "virtual", "virtual 3"),
-    ("h100x4", "megatron", DENSE, "pipeline=4 accumulation=12 schedule=1f1b", "stages", "6 layers do not split"),
+    ("h100x4", "maxtext", DENSE, "pipeline=4 accumulation=12 schedule=gpipe", "stages", "6 layers do not split"),
     ("h100x8", "torchtitan", DENSE, "pipeline=8 accumulation=12 schedule=1f1b", "stages", "6 layers do not split"),
     (
         "h100x3",

@@ -76,7 +76,7 @@ def test_uneven_stages_are_legal_where_the_stack_can_build_them() -> None:
     assert compare(make_problem("h100x4", "torchtitan", five, batch=4)) > 0
     plans = all_plans(Space(problem=make_problem("h100x4", "torchtitan", five, batch=4)))
     assert {plan.axes["pipeline"] for plan in plans} == {1, 2, 4}  # 5 layers on 4 stages: 2, 1, 1, 1
-    plans = all_plans(Space(problem=make_problem("h100x4", "megatron", five, batch=4)))
+    plans = all_plans(Space(problem=make_problem("h100x4", "maxtext", five, batch=4)))
     assert {plan.axes["pipeline"] for plan in plans} == {1}
 
 
@@ -101,7 +101,7 @@ def test_total_is_the_raw_product() -> None:
     # 3 domains of 4 GPUs, five axes but for a dense model's expert: data, pipeline, context, tensor.
     inside, across = math.comb(2 + 3, 3), 4  # 2·2 over four axes, one prime 3 over four axes
     micro_batches = 6  # 1 2 3 4 6 12
-    schedules = 2 + 3  # none, 1f1b, interleaved with 2, 3 and 6 chunks of 6 layers
+    schedules = 2 + 5  # none, 1f1b, interleaved with 2 to 6 chunks of 6 layers, which need not be even
     knobs = 2 * 2 * 3 * 1 * 2  # zero, sequence parallelism, policies, precision, attention kernels
     space = Space(problem=make_problem("h100:3x4", "megatron"))
     assert space.total == inside * across * micro_batches * schedules * knobs
