@@ -68,6 +68,16 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """One step away from a plan: `field` becomes `value`. It has an estimate, or the reason why no such plan is legal."""
+
+    field: str
+    value: str
+    estimate: Estimate | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
     """Estimates of many plans as columns [plans]; the mappings are as in `Estimate`."""
 

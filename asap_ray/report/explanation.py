@@ -13,18 +13,8 @@ from asap_ray.report.summary import estimate_fields, finite
 if TYPE_CHECKING:
     from asap_ray.diagnosis import Diagnosis
     from asap_ray.hardware import Slice
-    from asap_ray.physics.estimate import Estimate
+    from asap_ray.physics.estimate import Estimate, Neighbour
     from asap_ray.workload import Workload
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """What one step on an axis or knob would do; without an estimate, `reason` says which rule stands in the way."""
-
-    field: str
-    value: str
-    estimate: Estimate | None
-    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +30,7 @@ class Explanation:
     estimate: Estimate
     diagnosis: Diagnosis
     baseline: Estimate | None
-    steps: tuple[Step, ...]
+    steps: tuple[Neighbour, ...]
     wall_s: float
     versions: Mapping[str, str]
 

@@ -15,7 +15,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.narrowing import fixed
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
-from asap_ray.report.explanation import Explanation, Step, blocks, explanation_fields
+from asap_ray.report.explanation import Explanation, blocks, explanation_fields
 from asap_ray.report.files import write_whole
 from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.rules import broken
@@ -73,7 +73,7 @@ def _explanation(config: Config, setting: Setting, baseline: Estimate | None, st
         estimate=estimate,
         diagnosis=diagnose(estimate),
         baseline=baseline,
-        steps=tuple(Step(field=s.field, value=s.value, estimate=s.estimate, reason=s.reason) for s in steps),
+        steps=tuple(steps),
         wall_s=time.monotonic() - started,
         versions=versions(),
     )

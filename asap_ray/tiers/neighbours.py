@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.estimate import Neighbour
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, SCHEDULES, Plan, Six
 from asap_ray.problem import Problem, coding, columns_of, usable_axes
@@ -22,16 +22,6 @@ from asap_ray.space import MESH_BLOCK, PlanColumns, Space, divisors
 from asap_ray.tiers.roofline import Roofline
 
 SAME = ("remat", "precision", "attention")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbour:
-    """One step away: `field` becomes `value`. It has an estimate, or the reason why no such plan is legal."""
-
-    field: str
-    value: str
-    estimate: Estimate | None
-    reason: str = ""
 
 
 def neighbours(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from asap_ray.diagnosis import Diagnosis
+from asap_ray.physics.estimate import Neighbour
 from asap_ray.plan import Plan
-from asap_ray.report.explanation import Explanation, Step, blocks, explanation_fields
+from asap_ray.report.explanation import Explanation, blocks, explanation_fields
 from asap_ray.report.terminal import print_blocks
 
 LINE = "fsdp=16@4.4.1 tensor=4@1.1.4 micro_batch=2 accumulation=8 remat=full"
@@ -44,8 +45,8 @@ def made(factory: Any) -> Any:
             ),
             "baseline": None,
             "steps": (
-                Step(field="micro_batch", value="4", estimate=dataclasses.replace(faster, hbm_bytes=99e9)),
-                Step(field="tensor", value="8", estimate=None, reason="tensor 8 does not divide 4 heads"),
+                Neighbour(field="micro_batch", value="4", estimate=dataclasses.replace(faster, hbm_bytes=99e9)),
+                Neighbour(field="tensor", value="8", estimate=None, reason="tensor 8 does not divide 4 heads"),
             ),
             "wall_s": 0.5,
             "versions": {"asap_ray": "0.1.0"},
@@ -100,7 +101,7 @@ def test_a_step_shows_its_gain_and_what_changes_with_it(made: Any) -> None:
 
 def test_only_the_field_itself_is_left_out_of_its_own_row(made: Any, factory: Any) -> None:
     moved = factory.estimate("fsdp=16@4.4.1 pipeline=4@1.1.4 micro_batch=2 schedule=1f1b remat=full", 120.0)
-    told = made(steps=(Step(field="pipeline", value="4", estimate=moved),))
+    told = made(steps=(Neighbour(field="pipeline", value="4", estimate=moved),))
     (line,) = (line for line in text(told).splitlines() if line.startswith("  pipeline 4"))
     assert {"tensor=1", "schedule=1f1b", "accumulation=1"} <= set(line.split())
     assert "pipeline=" not in line

@@ -8,12 +8,13 @@ import pytest
 
 from asap_ray.layers import Attention
 from asap_ray.physics.calibration import calibration_from_mapping
+from asap_ray.physics.estimate import Neighbour
 from asap_ray.plan import AXES, KNOBS, Plan
 from asap_ray.problem import Problem, usable_axes
 from asap_ray.rules import broken
 from asap_ray.settings import load_group
 from asap_ray.space import Space
-from asap_ray.tiers.neighbours import Neighbour, neighbours
+from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 from tests.problems import DENSE, MOE, all_plans, make_problem
 
