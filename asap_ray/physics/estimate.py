@@ -69,7 +69,8 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """One step away from a plan: `field` becomes `value`. It has an estimate, or the reason why no such plan is legal."""
+    """One step away from a plan: `field` becomes `value`. It has an estimate, or the reason why no such plan is
+    legal."""
 
     field: str
     value: str

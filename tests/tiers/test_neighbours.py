@@ -160,7 +160,7 @@ def test_a_mesh_that_is_not_there_is_said() -> None:
 
 def test_stages_are_split_into_the_next_number_of_chunks_that_divides() -> None:
     # 12 layers on 2 stages: 2, 3 and 6 chunks a stage divide, 4 and 5 do not.
-    problem = make_problem("h100x4", "megatron", replace(DENSE, layers=12))
+    problem = make_problem("h100x4", "maxtext", replace(DENSE, layers=12))
     line = "data=2 pipeline=2 accumulation=6 schedule=interleaved virtual=3 remat=full"
     found = steps(problem, Plan.parse(line))
     assert [value for field, value in found if field == "virtual"] == ["2", "6"]
