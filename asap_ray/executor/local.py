@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import process as processes
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,6 +28,8 @@ from asap_ray.tiers.protocol import Job
 
 GRACE_S = 2.0
 """How long a process may take to end by itself once it is asked to, or once its result is here."""
+LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
+"""Flags that look at a process without waiting for it or reaping it."""
 LOOK_S = 1.0
 """How often processes are looked at: one that dies while its own child holds the pipes open gives no other sign."""
 
@@ -89,6 +92,9 @@ def _start(job: Job) -> _Running:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    # Each start reaps what has ended of the children listed here; this one is ours to reap, once all it started is
+    # ended. Nothing needs the list: `run` ends its processes, and they end by themselves when this one is gone.
+    getattr(processes, "_children", set()).discard(process)
     theirs.close()
     limit = float("inf") if job.timeout_s is None else time.monotonic() + job.timeout_s
     return _Running(job, process, ours, limit)
@@ -159,7 +165,9 @@ def _read(each: _Running) -> Outcome:
 
 
 def _death(process: BaseProcess) -> str:
-    code = process.exitcode or 0
+    code = process.exitcode
+    if code is None:
+        return "its process ended with no result; its status is lost"
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     return f"its process ended with status {code} and no result"
@@ -179,13 +187,22 @@ def _end(*running: _Running) -> None:
 
 def _gone(process: BaseProcess) -> bool:
     # Looked at without reaping it, so that its number stays its own until all it started is ended.
+    return _state(process) != "running"
+
+
+def _state(process: BaseProcess) -> Literal["running", "ended", "reaped"]:
     assert process.pid is not None
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return "ended" if os.waitid(os.P_PID, process.pid, LOOK) else "running"
+    except ChildProcessError:  # reaped by something else in this process, as a handler of SIGCHLD may
+        return "reaped"
 
 
 def _signal(process: BaseProcess, number: signal.Signals) -> None:
-    # The process is not reaped before it is joined, so its number, and its group's, cannot be another's.
+    # Until a process is reaped its number, and its group's, cannot be another's; afterwards it may.
     assert process.pid is not None
+    if _state(process) == "reaped":
+        return
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:  # it is still starting and has no group yet

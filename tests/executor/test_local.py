@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -111,13 +112,15 @@ class TestExecutor:
     def test_a_timeout_ends_the_process_and_what_it_started(
         self, run: Run, tmp_path: Path, gone: Callable[[int], None]
     ) -> None:
-        # The deadline is long enough for the process to start and write; what matters is that both are then ended.
+        # However slow the machine is, some deadline lets the job start and write before it ends it.
         marker = tmp_path / "pids"
-        outcome = only(run([job(chores.deaf, str(marker), timeout_s=4.0)], 1))
-        assert (outcome.status, outcome.reason) == ("timeout", "not done after 4 s")
-        if marker.exists():  # on a very slow machine the deadline comes first
-            for pid in marker.read_text().split():
-                gone(int(pid))
+        for deadline_s in (2.0, 8.0, 32.0, 128.0):
+            outcome = only(run([job(chores.deaf, str(marker), timeout_s=deadline_s)], 1))
+            assert (outcome.status, outcome.reason) == ("timeout", f"not done after {deadline_s:g} s")
+            if marker.exists():
+                break
+        for pid in marker.read_text().split():
+            gone(int(pid))
 
     def test_closing_early_leaves_nothing_running(
         self, run: Run, tmp_path: Path, until: Callable, gone: Callable[[int], None]
@@ -205,3 +208,37 @@ def test_one_job_without_a_deadline_runs_in_this_process() -> None:
     assert isinstance(outcome.error, ConfigError)
     with pytest.raises(IndexError):
         only(local.run([job(chores.slip, timeout_s=None)], 4))
+
+
+def test_a_start_does_not_reap_a_job_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each start of a process reaps the children that have ended, before they are looked at here: made certain.
+    looked = local._wait
+
+    def wait(running: Sequence[local._Running]) -> None:
+        for each in running:
+            local.wait([each.process.sentinel])
+        multiprocessing.active_children()  # reaps, as a start does
+        looked(running)
+
+    monkeypatch.setattr(local, "_wait", wait)
+    jobs = [job(chores.add, n, 1, name=str(n)) for n in range(3)] + [job(chores.leave, 7, name="dies")]
+    outcomes = {outcome.job.name: outcome for outcome in local.run(jobs, 2)}
+    assert [outcomes[str(n)].value for n in range(3)] == [1, 2, 3]
+    assert "status 7" in outcomes["dies"].reason
+
+
+def test_a_job_that_something_else_reaped_is_told_and_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
+
+    def wait(running: Sequence[local._Running]) -> None:
+        for each in running:
+            local.wait([each.process.sentinel])
+            os.waitpid(each.process.pid or 0, 0)
+
+    monkeypatch.setattr(local, "_wait", wait)
+    assert only(local.run([job(chores.add, 1, 1)], 1)).value == 2
+    outcome = only(local.run([job(chores.leave, 7)], 1))
+    assert (outcome.status, outcome.reason) == ("failed", "its process ended with no result; its status is lost")
+    assert signalled == [], "its number may be another's by now"
