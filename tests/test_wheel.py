@@ -1,61 +1,112 @@
-"""The wheel alone is enough: installed elsewhere, with no checkout in reach, it does the main job."""
+"""The wheel alone is enough: installed elsewhere, beside nothing but what it requires, it does the main job."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built as `python -m build --wheel` builds it."""
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    return next(folder.glob("*.whl"))
+class Environment(NamedTuple):
+    """A virtual environment with its own site-packages and nothing of the one that runs the tests."""
+
+    python: Path
+    packages: Path
+
+    def run(self, cwd: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "COV"))}
+        return subprocess.run([self.python, *argv], capture_output=True, text=True, cwd=cwd, env=clean)
+
+
+def required(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """The installed distributions that requirements ask for, and those that these require in turn, by name."""
+    found: dict[str, Distribution] = {}
+    waiting, seen = [(Requirement(text), frozenset[str]()) for text in requirements], set[tuple[str, str]]()
+    while waiting:
+        requirement, extras = waiting.pop()
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras or ("",)):
+            continue
+        name = canonicalize_name(requirement.name)
+        dist = found.setdefault(name, distribution(name))
+        assert requirement.specifier.contains(dist.version, prereleases=True), f"{requirement}: {dist.version} is here"
+        for extra in ("", *requirement.extras):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                waiting += [(Requirement(text), frozenset({extra})) for text in dist.requires or ()]
+    return found
+
+
+def pieces(dist: Distribution) -> Iterator[Path]:
+    """Files of a distribution in site-packages, relative to it; its scripts, which lie elsewhere, left out."""
+    assert dist.files, f"{dist.name} does not say what it installed"
+    yield from (Path(file) for file in dist.files if file.parts[0] not in ("..", "__pycache__"))
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel installs, third parties aside."""
-    folder = tmp_path_factory.mktemp("installed")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    return folder
+def shared() -> set[str]:
+    """Folders that several installed distributions put files into, as namespace packages do."""
+    owners = Counter(top for dist in distributions() if dist.files for top in {path.parts[0] for path in pieces(dist)})
+    return {top for top, count in owners.items() if count > 1}
 
 
-def run_installed(installed: Path, cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed package as a user would, from `cwd`, and prove that it is not the checkout that answers."""
-    code = (
-        "import runpy, sys, asap_ray\n"
-        f"assert asap_ray.__file__.startswith({str(installed)!r}), asap_ray.__file__\n"
-        "runpy.run_module('asap_ray', run_name='__main__', alter_sys=True)"
-    )
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "COV"))}
-    return subprocess.run(
-        [sys.executable, "-c", code, *argv],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=clean | {"PYTHONPATH": str(installed)},
-        timeout=120,
-    )
+def environment(folder: Path, requirements: Iterable[str], shared: set[str]) -> Environment:
+    """A new environment in which only what is required can be imported: links to the files of those distributions.
+
+    It is what an installer would make of the versions at hand, without the minutes and the network that takes.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, capture_output=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    for dist in required(requirements).values():
+        links = {path if path.parts[0] in shared else Path(path.parts[0]) for path in pieces(dist)}
+        for link in links:
+            (packages / link).parent.mkdir(parents=True, exist_ok=True)
+            (packages / link).symlink_to(Path(str(dist.locate_file(link))))
+    return Environment(folder / "bin" / "python", packages)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, shared: set[str]) -> Path:
+    """The wheel, built as every installer does: by the declared backend, beside the declared requirements only."""
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    builder = environment(tmp_path_factory.mktemp("builder"), system["requires"], shared)
+    dist = tmp_path_factory.mktemp("dist")
+    built = builder.run(ROOT, "-B", "-c", f"import {system['build-backend']} as b; b.build_wheel({str(dist)!r})")
+    assert built.returncode == 0, built.stderr
+    return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory, shared: set[str]) -> Environment:
+    """An environment that holds the wheel and what its metadata requires; pip refuses if anything of that is missing.
+
+    A dependency that is used and not declared is not there, even though the environment of the tests has it.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(metadata).decode().split("\n\n")[0].splitlines()
+    requires = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    assert requires
+    user = environment(tmp_path_factory.mktemp("user"), requires, shared)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", user.python]
+    for words in (["install", "--no-index", wheel], ["check"]):
+        ended = subprocess.run([*pip, *words], capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    return user
 
 
 def test_the_wheel_holds_every_setting_and_card(wheel: Path) -> None:
@@ -67,14 +118,48 @@ def test_the_wheel_holds_every_setting_and_card(wheel: Path) -> None:
     assert not any(name.startswith(("tests/", "conf/")) for name in held)
 
 
-def test_help_lists_models_from_anywhere(installed: Path, tmp_path: Path) -> None:
-    ended = run_installed(installed, tmp_path, "--help")
+def test_whatever_is_imported_is_declared_itself_and_not_only_by_others() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [distribution(Requirement(text).name) for text in project["dependencies"]]
+    offered = {path.parts[0].removesuffix(".py") for dist in declared for path in pieces(dist)}
+    names: set[str] = set()
+    for path in (ROOT / "asap_ray").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    assert names - offered - set(sys.stdlib_module_names) == {"asap_ray"}
+
+
+def test_the_tests_own_tools_are_not_in_reach(installed: Environment, tmp_path: Path) -> None:
+    code = (
+        "import importlib.util as u; print([n for n in ('pytest', 'hypothesis', 'hatchling', 'pip') if u.find_spec(n)])"
+    )
+    assert installed.run(tmp_path, "-c", code).stdout == "[]\n"
+
+
+def test_every_module_can_be_imported_from_anywhere(installed: Environment, tmp_path: Path) -> None:
+    code = """
+import importlib, pkgutil, asap_ray
+print(asap_ray.__file__)
+for module in pkgutil.walk_packages(asap_ray.__path__, "asap_ray."):
+    if module.name != "asap_ray.__main__":
+        importlib.import_module(module.name)
+"""
+    ended = installed.run(tmp_path, "-W", "error", "-c", code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"{installed.packages / 'asap_ray' / '__init__.py'}\n", "it is not the checkout that answers"
+
+
+def test_help_lists_models_from_anywhere(installed: Environment, tmp_path: Path) -> None:
+    ended = installed.run(tmp_path, installed.python.with_name("asap-ray"), "--help")
     assert ended.returncode == 0, ended.stderr
     assert "llama70b" in ended.stdout
 
 
-def test_the_main_job_runs_from_anywhere(installed: Path, tmp_path: Path) -> None:
-    ended = run_installed(installed, tmp_path, "+model=llama70b", "output=json")
+def test_the_main_job_runs_from_anywhere(installed: Environment, tmp_path: Path) -> None:
+    ended = installed.run(tmp_path, "-W", "error", "-m", "asap_ray", "+model=llama70b", "output=json")
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     assert (summary["task"], summary["model"], summary["hardware"]) == ("tune", "llama70b", "v5p-128")
