@@ -8,16 +8,11 @@ the later one (in the order of `plan.AXES`) lies innermost, on neighbours, and t
                                               fsdp    0---4---8---12-0  still a ring, four such share each link
 
 From a layout follow four figures for each mesh axis: three rates and the hops of one pass. Many layouts of one tuple of
-sizes have the same figures, or worse ones throughout; `layouts` keeps those that can be best for some plan.
+sizes have the same figures, or worse ones throughout; `layouts` keeps those that can be best for some plan whose
+collectives each run over one mesh axis. Groups of several axes are not looked at: now and then a layout that is left
+out would have served such a group better.
 
-Rates are in bytes/s per device and are bounds that a good schedule reaches (all links busy, shortest paths):
-
-- all-gather of B bytes over n devices takes B (n-1)/n / gather_bytes_per_s. The rate is a cut bound: the part of the
-  group that shares its position on the link axes S must take in what the rest holds, through its links on S alone. The
-  tightest S counts; on alike axes that is all of them, and the rate is the plain sum of the links' rates.
-- all-to-all of B bytes a device takes B (n-1)/n / all_to_all_bytes_per_s: the most loaded link under shortest-path,
-  dimension-ordered routing. On a ring of even n that is B n/8 over one direction of a link, on a line B n/4.
-- permute (each device to its neighbour along the mesh axis) of B bytes takes B / permute_bytes_per_s.
+What each figure means, and how it follows from steps and strides, stands in `rates.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asap_ray.hardware import IciAxis, Slice
+from asap_ray.rates import alone, axis_figures, rounded, together
 
 MESH_AXES = 6  # data, fsdp, pipeline, context, expert, tensor: the order of plan.AXES
 
@@ -145,72 +141,26 @@ def _steps(axis: IciAxis, wanted: tuple[int | None, ...]) -> _Steps:
     pairs = np.stack([factors, np.where(factors == 1, 1, stride)], axis=-1).reshape(-1, 2)
     distinct, state = np.unique(pairs, axis=0, return_inverse=True)
     size, stride = distinct[:, 0], distinct[:, 1]
-    gather, exchange, neighbour, hops = _axis_figures(axis, size, stride)
-    alone = size == 1
+    gather, exchange, neighbour, hops = alone(size, *axis_figures(axis, size, stride))
     return _Steps(
         factors=factors,
         state=state.reshape(factors.shape),
         size=size,
-        gather=np.where(alone, 0.0, gather),
-        exchange=np.where(alone, 0.0, exchange),
-        neighbour=np.where(alone, np.inf, neighbour),
-        hops=np.where(alone, 0, hops),
+        gather=gather,
+        exchange=exchange,
+        neighbour=neighbour,
+        hops=hops,
     )
-
-
-def _axis_figures(axis: IciAxis, n: NDArray[np.int64], stride: NDArray[np.int64]) -> tuple[NDArray, ...]:
-    """Gather rate, all-to-all load, neighbour rate and hops of `n` devices `stride` apart on one ici axis, each [S]."""
-    link = np.full(n.shape, axis.bytes_per_s)
-    if axis.fabric == "switch":
-        return link, (n - 1) / n / link, link, n - 1
-    if axis.fabric == "mesh":
-        return link * (n - 1), 1 / n / link, link, np.ones_like(n)
-    ring = axis.wrap & (n * stride == axis.size)  # only a step that goes all the way round meets its start again
-    share = link / stride  # as many groups as the stride is wide interleave on each link
-    crossing = (
-        (n**2 - n % 2) / n / np.where(ring, 8, 4)
-    )  # mean shortest path over links in use, or half a line over one
-    neighbour = np.where(ring & (n == 2), 2, 1) * share  # the other of two is as near either way round
-    return np.where(ring, 2, 1) * share, crossing / share, neighbour, np.where(ring, n // 2, n - 1) * stride
 
 
 def _figures(steps: list[_Steps]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """The distinct (size, gather, all-to-all, permute, hops) of a mesh axis, [F, 5], and the row of each state."""
     at = np.indices([len(step.size) for step in steps]).reshape(len(steps), -1)  # [J, joint states]
-    size = np.stack([step.size[i] for step, i in zip(steps, at, strict=True)])
-    gather = np.stack([step.gather[i] for step, i in zip(steps, at, strict=True)])
-    exchange = np.max([step.exchange[i] for step, i in zip(steps, at, strict=True)], axis=0)
-    permute = np.min([step.neighbour[i] for step, i in zip(steps, at, strict=True)], axis=0)
-    hops = np.sum([step.hops[i] for step, i in zip(steps, at, strict=True)], axis=0)
-    n = size.prod(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        all_to_all = np.where(n > 1, (n - 1) / n / exchange, np.inf)
-    columns = [n, _gather_rate(n, size, gather), all_to_all, permute, hops]
-    figures = np.stack([_rounded(column.astype(np.float64)) for column in columns], axis=1)
+    names = ("size", "gather", "exchange", "neighbour", "hops")
+    by_axis = (np.stack([getattr(step, name)[i] for step, i in zip(steps, at, strict=True)]) for name in names)
+    figures = np.stack([rounded(column.astype(np.float64)) for column in together(*by_axis)], axis=1)
     distinct, row = np.unique(figures, axis=0, return_inverse=True)
     return distinct, row.reshape(-1)
-
-
-def _gather_rate(n: NDArray, size: NDArray, gather: NDArray) -> NDArray[np.float64]:
-    """The tightest cut: for each set S of ici axes, the devices alike on S take in the rest through their S links.
-
-    The block has n / prod(size on S) devices and lacks the share 1 - block/n of all bytes. `size`, `gather`: [J, S].
-    """
-    rate = np.full(n.shape, np.inf)
-    for members in range(1, 1 << len(size)):
-        inside = np.array([bool(members >> j & 1) for j in range(len(size))])
-        block = n / size[inside].prod(axis=0)
-        ingress = block * gather[inside].sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cut = np.where(block < n, ingress * (1 - 1 / n) / (1 - block / n), np.inf)
-        rate = np.minimum(rate, cut)
-    return rate
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values to 40 bits, so that one rate computed along two ways compares equal."""
-    mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent)
 
 
 def _combinations(axes: tuple[IciAxis, ...], steps: list[_Steps], wanted: tuple[int | None, ...]) -> NDArray[np.intp]:

@@ -24,6 +24,7 @@ CHAIN = {
         "layers",
         "hardware",
         "topology",
+        "rates",
         "plan",
         "problem",
         "rules",

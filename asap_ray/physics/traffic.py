@@ -1,14 +1,14 @@
 """Who talks to whom: the link of every group of ranks that a plan's collectives run over.
 
-A group is one mesh axis or several together. On a torus its axes lie on links of their own, so their rates add;
-behind a switch they share each device's egress. Axes of a group that share a ring are traversed one by one, by
-estimates; floors grant them all links of that ring.
+A group is one mesh axis or several together, and is priced as a whole by what its axes jointly take of each link axis
+(`rates.group_rates`). An expert group that subdivides other axes takes their nearest ranks, so those axes fall into an
+inner part that is the expert group's and an outer part that is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from asap_ray.physics.network import Link
 from asap_ray.physics.state import StateShards
 from asap_ray.plan import AXES
 from asap_ray.problem import Columns, Problem
+from asap_ray.rates import GroupRates, group_rates
 
 BETWEEN_SUBDIVIDED = ("context", "fsdp", "data")
-"""Axes within which an expert group lies where it subdivides them, from the nearest ranks outwards."""
+"""Axes within which an expert group lies where it subdivides them, from the nearest ranks outwards; those that shard
+weights come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,10 @@ def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | Non
     `routed_replicas` reduce gradients.
     """
     stack, c = problem.stack, meshes.columns
-    builder = _Builder(problem.slice, meshes, calibration)
     sharding = ["fsdp", *(axis for axis in stack.shards_weights if axis != "expert" or stack.expert_multiplies)]
     ranks = ["data", "fsdp", "context", *(["expert"] if stack.expert_multiplies else [])]
     replicas = [axis for axis in ranks if axis not in sharding]
+    builder = _Builder(problem.slice, meshes, calibration)
     links = {
         "tensor": builder.link(["tensor"]),
         "context": builder.link(["context"]),
@@ -95,10 +97,13 @@ def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | Non
         links["routed_replicas"] = builder.link([axis for axis in replicas if axis != "expert"])
         return links
     inside, across = c["expert_ici"], c["expert_dcn"]
-    links["expert"] = builder.link(BETWEEN_SUBDIVIDED, (inside, across))
+    within = sorted(BETWEEN_SUBDIVIDED, key=lambda axis: axis not in sharding)
+    builder.divide(within, inside)
+    links["expert"] = builder.link(within, (inside, across), "inner")
     shards = _shrunk(c, sharding, inside, across)
-    links["routed_shards"] = builder.link(sharding, shards)
-    links["routed_replicas"] = builder.link(replicas, _shrunk(c, ranks, inside * shards[0], across * shards[1]))
+    links["routed_shards"] = builder.link(sharding, shards, "outer")
+    copies = _shrunk(c, ranks, inside * shards[0], across * shards[1])
+    links["routed_replicas"] = builder.link(replicas, copies, "outer")
     return links
 
 
@@ -109,46 +114,55 @@ def _shrunk(c: Columns, axes: Sequence[str], inside: np.ndarray, across: np.ndar
 
 
 class _Builder:
+    """Makes links of groups of mesh axes; each axis is an outer and an inner part, the inner one 1 until `divide`."""
+
     def __init__(self, slice_: Slice, meshes: Meshes, calibration: Calibration | None) -> None:
         self.slice, self.meshes, self.calibration = slice_, meshes, calibration
-        self.shared = any(axis.fabric == "switch" for axis in slice_.axes)
+        self.outer, self.inner = meshes.table.factors, np.ones_like(meshes.table.factors)  # [meshes, 6, ici axes]
         self.ici = calibration.ici_fraction if calibration else 1.0
         self.dcn_rate = slice_.chip.device_nic_bytes_per_s * (calibration.dcn_fraction if calibration else 1.0)
         self.hop_latency = calibration.hop_latency_s if calibration else 0.0
         self.dcn_latency = calibration.dcn_latency_s if calibration else 0.0
 
-    def link(self, axes: Sequence[str], sizes: tuple[np.ndarray, np.ndarray] | None = None) -> Link:
-        table, rows = self.meshes.table, [AXES.index(axis) for axis in axes]
-        none = np.zeros(len(self.meshes), np.int64)
+    def divide(self, axes: Sequence[str], ways: np.ndarray) -> None:
+        """Let the inner parts of some axes be their nearest `ways` ranks [meshes], those of the first axis first."""
+        self.outer, self.inner, left = self.outer.copy(), self.inner.copy(), ways.copy()
+        for axis in axes:
+            m = AXES.index(axis)
+            for j in reversed(range(self.outer.shape[2])):
+                taken = np.gcd(left, self.outer[:, m, j])
+                self.inner[:, m, j] = taken
+                self.outer[:, m, j] //= taken
+                left //= taken
+
+    def link(self, axes: Sequence[str], sizes: tuple[np.ndarray, np.ndarray] | None = None, part: str = "both") -> Link:
+        """The link of a group that spans some axes, or their outer or inner parts, of given sizes inside and across."""
+        rates = self._rates(axes, part)
         n_ici, n_dcn = sizes or (self._size(axes, "ici"), self._size(axes, "dcn"))
-        gather = self._rate(table.gather_bytes_per_s[:, rows])
         return Link(
             n_ici=n_ici,
             n_dcn=n_dcn,
-            gather_bytes_per_s=gather if self.calibration else np.maximum(gather, self._whole_rings(rows)),
-            all_to_all_bytes_per_s=self._rate(table.all_to_all_bytes_per_s[:, rows]),
-            permute_bytes_per_s=self._rate(table.permute_bytes_per_s[:, rows]),
-            hops=table.hops[:, rows].sum(axis=1) if rows else none,
+            gather_bytes_per_s=rates.gather_bytes_per_s * self.ici,
+            all_to_all_bytes_per_s=rates.all_to_all_bytes_per_s * self.ici,
+            permute_bytes_per_s=rates.permute_bytes_per_s * self.ici,
+            hops=rates.hops,
             dcn_bytes_per_s=self.dcn_rate,
             hop_latency_s=self.hop_latency,
             dcn_latency_s=self.dcn_latency,
-            switched=self.shared,
+            switched=any(axis.fabric == "switch" for axis in self.slice.axes),
         )
+
+    def _rates(self, axes: Sequence[str], part: str) -> GroupRates:
+        table, bound = self.meshes.table, self.calibration is None
+        if part == "both" and len(axes) == 1:
+            return GroupRates(**{f.name: getattr(table, f.name)[:, AXES.index(axes[0])] for f in fields(GroupRates)})
+        member = [axis in axes for axis in AXES]
+        if part == "both":
+            return group_rates(self.slice.axes, table.factors, member, bound=bound)
+        steps = np.stack([self.outer, self.inner], axis=2).reshape(len(self.meshes), -1, self.outer.shape[2])
+        parts = [grows and part == name for grows in member for name in ("outer", "inner")]
+        return group_rates(self.slice.axes, steps, parts, bound=bound)
 
     def _size(self, axes: Sequence[str], level: str) -> np.ndarray:
         ones = np.ones(len(self.meshes), np.int64)
         return np.prod([ones, *(self.meshes.columns[f"{axis}_{level}"] for axis in axes)], axis=0)
-
-    def _rate(self, rates: np.ndarray) -> np.ndarray:
-        # Axes of size 1 have an infinite rate: they send nothing, and add nothing.
-        if self.shared or rates.shape[1] == 0:
-            return np.min(rates, axis=1, initial=np.inf) * self.ici
-        finite = np.where(np.isfinite(rates), rates, 0.0).sum(axis=1)
-        return np.where(finite > 0, finite, np.inf) * self.ici
-
-    def _whole_rings(self, rows: Sequence[int]) -> np.ndarray:
-        """Rate over all links of the ICI axes where axes of the group share one, 0 where none do [meshes]."""
-        steps = self.meshes.table.factors[:, rows]  # [meshes, axes of the group, ici axes]
-        torus = np.array([2.0 * axis.bytes_per_s * (axis.fabric == "torus") for axis in self.slice.axes])
-        shares = ((steps > 1).sum(axis=1) > 1) & (torus > 0)
-        return np.where(shares.any(axis=1), (steps > 1).any(axis=1) @ torus, 0.0)

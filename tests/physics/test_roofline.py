@@ -238,15 +238,36 @@ def test_offloaded_tensors_cross_pcie_both_ways(physics):
     assert parts["offload"] == pytest.approx(4 * 2 * qkv / 16e9, rel=1e-12)
 
 
-def test_a_group_that_fills_a_ring_of_two_axes_is_not_faster_than_the_ring(physics):
-    # fsdp 4 over context 4 on one wrapped axis of 16 v5e chips: together the whole ring, two links a chip. The floor
-    # grants exactly that; the estimate runs one axis after the other.
+def test_a_group_that_fills_a_ring_of_two_axes_is_the_ring(physics):
+    # fsdp 4 over context 4 on one wrapped axis of 16 v5e chips: together the whole ring, two links a chip.
     problem = physics.problem("llama2_7b", "v5e-256", "maxtext", 64, 4096)
     meshes = meshes_of(problem, [Plan.parse("data=16@16.1 fsdp=4@1.4 context=4@1.4")])
-    best = group_links(problem, meshes, None)["shards"].gather_bytes_per_s[0]
-    achieved = group_links(problem, meshes, physics.perfect)["shards"].gather_bytes_per_s[0]
-    assert best == 2 * 50e9
-    assert achieved == pytest.approx(50e9 + 2 * 50e9 / 4)
+    for calibration in (None, physics.perfect):
+        link = group_links(problem, meshes, calibration)["shards"]
+        assert link.gather_bytes_per_s.tolist() == [2 * 50e9]
+        assert link.hops.tolist() == [8]
+
+
+def test_a_group_is_as_fast_however_it_is_written(physics):
+    # The same 128 dies as one axis, and as chips times dies: a chip's links take in each byte once for both dies.
+    problem = physics.problem("llama2_70b", "tpu7x-128", "maxtext", 1024, 4096)
+    meshes = meshes_of(problem, [Plan.parse(f"fsdp={f}") for f in ("128@4.4.4.2", "64@4.4.4.1 context=2@1.1.1.2")])
+    for calibration in (None, physics.perfect):
+        one, two = group_links(problem, meshes, calibration)["shards"].gather_bytes_per_s
+        assert one == two == pytest.approx(600e9 * (127 / 128) / (126 / 128))
+
+
+def test_an_expert_group_takes_the_nearest_ranks_of_what_it_subdivides(physics):
+    # Llama-like experts on a ring of 16 v5e chips, fsdp 4 over context 4: eight experts lie on context and on every
+    # second half of fsdp, a line of 8 neighbours; two such lines are left, whose ranks are 8 apart.
+    problem = physics.problem("mixtral8x7b", "v5e-256", "torchtitan", 256, 4096)
+    meshes = meshes_of(problem, [Plan.parse("tensor=16@1.16 fsdp=4@4.1 context=4@4.1 expert=8")])
+    links = group_links(problem, meshes, physics.perfect)
+    line = 50e9 * (8 - 1) / 8 / (4 * 4 / 8)  # four chips send to four over the middle link, an eighth of their bytes
+    assert links["expert"].all_to_all_bytes_per_s[0] == pytest.approx(line)
+    assert links["routed_shards"].n_ici[0] == 2
+    assert links["routed_shards"].gather_bytes_per_s[0] == pytest.approx(2 * 50e9 / 8)
+    assert links["routed_replicas"].n_ici[0] == 1
 
 
 def test_the_slowest_boundary_sets_the_pace_of_a_pipeline(physics):
