@@ -1,19 +1,20 @@
-"""What all tests share: hypothesis without deadlines, and a command line in a folder of its own."""
+"""What all tests share: hypothesis without a clock, and a command line in a folder of its own."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from asap_ray.__main__ import main
 
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # whatever the machine
+settings.register_profile("here", **patient)
+settings.register_profile("ci", **patient, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

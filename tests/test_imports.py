@@ -137,20 +137,28 @@ def test_heavy_packages_are_imported_in_their_place_only(package: str) -> None:
 
 
 def run_python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_import_takes_less_than_300_ms() -> None:
-    timed = "import time; t = time.perf_counter(); import asap_ray; print(time.perf_counter() - t)"
-    assert min(float(run_python(timed)) for _ in range(3)) < 0.3
+def test_importing_the_package_loads_nothing_but_itself() -> None:
+    code = "import sys; before = set(sys.modules); import asap_ray; print(sorted(set(sys.modules) - before))"
+    assert run_python(code) == "['asap_ray']\n"
 
 
-def test_reading_a_command_line_loads_nothing_heavy() -> None:
-    code = """
+# The modules that a start may load, Python's own included; NumPy alone would bring about 100 more. Time to start is
+# mostly their number: tests/benchmarks has the seconds.
+@pytest.mark.parametrize(
+    ("argv", "most"), [(["--help"], 250), (["+model=lama70b"], 360), (["--cfg", "job", "+model=tiny"], 380)]
+)
+def test_a_start_loads_few_modules_and_nothing_heavy(argv: list[str], most: int) -> None:
+    code = f"""
 import sys
 from asap_ray.__main__ import main
-main(["--cfg", "job", "+model=tiny"])
-heavy = {"ray", "jax", "flax", "optuna", "openai", "altair", "pandas", "pyarrow", "scipy", "torch", "vl_convert"}
-print("loaded:", *(heavy & set(sys.modules)))
+main({argv})
+print("\\nloaded:", *sys.modules)
 """
-    assert run_python(code).splitlines()[-1] == "loaded:"
+    loaded = set(run_python(code).splitlines()[-1].split()[1:])
+    heavy = {"ray", "jax", "flax", "optuna", "openai", "altair", "pandas", "pyarrow", "scipy", "torch", "vl_convert"}
+    assert loaded & (heavy | {"numpy", "networkx", "pydantic", "jinja2"}) == set()
+    assert {name for name in loaded if name.startswith("asap_ray.tasks")} == set()
+    assert len(loaded) < most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from asap_ray import topology
 from asap_ray.hardware import IciAxis, Slice, chip_from_mapping, parse_slice
 from asap_ray.plan import AXES
 from asap_ray.topology import MESH_AXES, LayoutTable, layouts
@@ -357,8 +357,33 @@ def test_axes_are_in_the_order_of_plan() -> None:
     assert AXES[-1] == "tensor"  # the innermost: neighbours
 
 
-def test_layouts_of_a_pod_take_a_moment() -> None:
-    began = time.perf_counter()
-    table = layouts(parse_slice("v6e-256", CHIPS))
-    assert time.perf_counter() - began < 3  # about 0.1 s on a quiet core
-    assert len(table) > 1000
+@pytest.mark.parametrize(
+    ("name", "multisets"),
+    [
+        ("v6e-256", math.comb(126 + 1, 2)),  # 16 splits among six axes in C(9, 5) = 126 ways; two alike rings
+        ("v5p-1024", math.comb(56 + 2, 3)),  # 8 in C(8, 5) = 56 ways; three alike rings
+    ],
+)
+def test_layouts_are_made_once_and_compared_with_those_of_their_own_sizes_only(
+    monkeypatch: pytest.MonkeyPatch, name: str, multisets: int
+) -> None:
+    counts: dict[str, list[int]] = {"made": [], "compared": []}
+    combinations, front = topology._combinations, topology._front
+
+    def made_now(*args):
+        rows = combinations(*args)
+        counts["made"].append(len(rows))
+        return rows
+
+    def compared_now(as_good, codes, rows):
+        counts["compared"].append(len(rows))
+        return front(as_good, codes, rows)
+
+    monkeypatch.setattr(topology, "_combinations", made_now)
+    monkeypatch.setattr(topology, "_front", compared_now)
+    topology._layouts.cache_clear()
+    table = layouts(parse_slice(name, CHIPS))
+    assert counts["made"] == [multisets]  # swapping alike axes makes no other layout
+    each = counts["compared"]
+    assert 100 * sum(n**2 for n in each) < sum(each) ** 2, "all with all would be a hundred times the work"
+    assert 1000 < len(table) <= sum(each) <= multisets
