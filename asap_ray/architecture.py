@@ -65,13 +65,12 @@ class Architecture:
         check_fields(self, "model")
         for key in ("name", "source"):
             _check_text(f"model.{key}", getattr(self, key))
-        check_choice("model.norm", self.norm, ("rms", "layer"))
         if self.layers > MOST_LAYERS:
-            raise ConfigError("model.layers", self.layers, f"must be a whole number from 1 to {MOST_LAYERS}")
+            raise ConfigError("model.layers", self.layers, f"allowed: a whole number from 1 to {MOST_LAYERS}")
         if self.experts is None and self.dense_layers:
             raise ConfigError("model.dense_layers", self.dense_layers, "needs experts; without them all are dense")
         if self.dense_layers >= self.layers:
-            raise ConfigError("model.dense_layers", self.dense_layers, f"must be below layers={self.layers}")
+            raise ConfigError("model.dense_layers", self.dense_layers, f"allowed: fewer than layers={self.layers}")
         needs_ffn = self.experts is None or self.dense_layers > 0
         if needs_ffn != (self.ffn is not None):
             rule = "is needed by the dense layers" if needs_ffn else "is read by no layer: all have experts"
@@ -143,9 +142,9 @@ class Architecture:
 
 def _check_text(key: str, text: object) -> None:
     if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST_NAME * 10:
-        raise ConfigError(key, repr(text)[:LONGEST_NAME], "must be one line of printable text")
+        raise ConfigError(key, text, "allowed: one line of printable text")
     if key == "model.name" and not 0 < len(text) <= LONGEST_NAME:
-        raise ConfigError(key, repr(text)[:LONGEST_NAME], f"must have 1 to {LONGEST_NAME} characters")
+        raise ConfigError(key, text, f"allowed: 1 to {LONGEST_NAME} characters")
 
 
 ATTENTION_KINDS = {"gqa": Attention, "mla": LatentAttention}
@@ -172,7 +171,7 @@ def architecture_from_mapping(mapping: Mapping[str, Any]) -> Architecture:
 
 def _mapping(key: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(key, repr(value)[:LONGEST_NAME], "must be a mapping of names to values")
+        raise ConfigError(key, value, "allowed: a mapping of names to values")
     return value
 
 
@@ -180,8 +179,8 @@ def _build(kind: type[Any], key: str, given: Mapping[str, Any]) -> Any:
     known = {field.name: field.default is MISSING for field in fields(kind)}
     for name in given:
         if name not in known:
-            raise ConfigError(f"{key}.{name}", name, f"is not known; known are {', '.join(known)}", known)
+            raise ConfigError(f"{key}.{name}", name, f"no such field; allowed: {', '.join(known)}", known)
     for name, required in known.items():
         if required and name not in given:
-            raise ConfigError(f"{key}.{name}", "none", "is missing")
+            raise ConfigError(f"{key}.{name}", None, "allowed: a value; it is missing")
     return kind(**given)

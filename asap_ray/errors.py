@@ -22,19 +22,24 @@ class ConfigError(AsapError, ValueError):
 
     def __str__(self) -> str:
         """The one line: key, value, what is allowed, and the nearest name."""
-        near = difflib.get_close_matches(str(self.given), self.names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(shown(self.given), self.names, n=1, cutoff=0.5)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return " ".join(f"{shown(self.key)}={shown(self.given)}: {self.allowed}{hint}".split())
 
 
 def shown(value: object, most: int = 160) -> str:
-    """A value fit for a terminal: control characters escaped, cut in the middle where it is long."""
+    """A value as a user would type it, fit for a terminal; a long one is cut in the middle, with its length."""
     try:
-        text = value if isinstance(value, str) else str(value)
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     except ValueError:  # str() of an integer of thousands of digits
         text = f"<{type(value).__name__}>"
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]} ({len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that no name can move a cursor or change colours."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class DoesNotFitError(AsapError):

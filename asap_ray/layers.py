@@ -8,9 +8,10 @@ that a user would have to change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asap_ray.errors import ConfigError
 
@@ -40,25 +41,38 @@ class Matmul:
 
 
 def check_fields(part: Any, key: str) -> None:
-    """Raise ConfigError for the first field of a dataclass that holds no usable number or flag.
+    """Raise ConfigError for the first field of a dataclass whose value is not of the field's type.
 
     A size whose default is 0 may be 0 (the thing is absent); any other is at least 1.
     """
+    kinds = field_types(type(part))
     for field in fields(part):
-        value = getattr(part, field.name)
-        if field.type == "int":
+        value, kind, where = getattr(part, field.name), kinds[field.name], f"{key}.{field.name}"
+        if kind is int:
             least = 0 if field.default == 0 else 1
             if type(value) is not int or not least <= value <= LARGEST:
-                raise ConfigError(f"{key}.{field.name}", value, f"must be a whole number from {least} to {LARGEST}")
-        elif field.type == "bool" and type(value) is not bool:
-            raise ConfigError(f"{key}.{field.name}", value, "must be true or false")
+                raise ConfigError(where, value, f"allowed: a whole number from {least} to {LARGEST}")
+        elif kind is bool:
+            if type(value) is not bool:
+                raise ConfigError(where, value, "allowed: true or false")
+        elif get_origin(kind) is Literal:
+            check_choice(where, value, get_args(kind))
+        elif not isinstance(value, kind):
+            raise ConfigError(where, value, f"allowed: {'text' if kind is str else getattr(kind, '__name__', kind)}")
+
+
+@cache
+def field_types(kind: type[Any]) -> Mapping[str, Any]:
+    """The type of each field of a dataclass, whatever its annotation is called."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def check_choice(key: str, given: object, names: Iterable[str]) -> None:
     """Raise ConfigError unless `given` is one of `names`."""
     names = tuple(names)
     if given not in names:
-        raise ConfigError(key, given, f"must be one of {', '.join(names)}", names)
+        raise ConfigError(key, given, f"allowed: {', '.join(names)}", names)
 
 
 def norm_parameters(width: int, norm: Norm) -> int:
@@ -89,9 +103,8 @@ class Attention:
     def __post_init__(self) -> None:
         """Refuse sizes that no layer can have."""
         check_fields(self, "model.attention")
-        check_choice("model.attention.qk_norm_span", self.qk_norm_span, ("head", "all"))
         if self.heads % self.kv_heads:
-            raise ConfigError("model.attention.kv_heads", self.kv_heads, f"must divide heads={self.heads}")
+            raise ConfigError("model.attention.kv_heads", self.kv_heads, f"allowed: a divisor of heads={self.heads}")
         if self.full_every and not self.window:
             raise ConfigError("model.attention.full_every", self.full_every, "needs a window; without one all is full")
 
@@ -234,7 +247,7 @@ class Experts:
         """Refuse sizes that no layer can have."""
         check_fields(self, "model.experts")
         if self.topk > self.experts:
-            raise ConfigError("model.experts.topk", self.topk, f"must be at most experts={self.experts}")
+            raise ConfigError("model.experts.topk", self.topk, f"allowed: at most experts={self.experts}")
 
     def matmuls(self, d_model: int) -> tuple[Matmul, ...]:
         """Router, routed experts (each listed once), shared experts (side by side, as one wide block)."""

@@ -27,7 +27,7 @@ from yaml import YAMLError
 
 from asap_ray.checks import LATER_KEYS, LIMITS, NOT_YET, check, check_config_dir, range_text
 from asap_ray.config import Config
-from asap_ray.errors import AsapError, ConfigError
+from asap_ray.errors import AsapError, ConfigError, shown
 from asap_ray.settings import data_dir, setting_files
 
 GROUPS = ("model", "stack")
@@ -68,7 +68,7 @@ def parse_word(word: str) -> Word:
     sign, text = word.partition("=")[::2]
     key = sign.lstrip("+")
     if "=" not in word or not key:
-        raise AsapError(f"{_short(word)}: options are written key=value, e.g. +model=llama70b; see --help")
+        raise AsapError(f"{shown(word)}: options are written key=value, e.g. +model=llama70b; see --help")
     _check_key(key, text)
     typed = text
     if key in RAW_TEXT and text != "null" and text[:1] not in ("'", '"', ""):
@@ -76,9 +76,9 @@ def parse_word(word: str) -> Word:
     try:
         parsed = OverridesParser.create().parse_override(f"{sign}={typed}")
     except (HydraException, ValueError) as error:  # ValueError: more digits than Python turns into a number
-        raise ConfigError(key, _short(text), "cannot be read; put text with special characters in quotes") from error
+        raise ConfigError(key, text, "cannot be read; put text with special characters in quotes") from error
     if len(word) > MAX_WORD:
-        raise ConfigError(key, _short(text), f"at most {MAX_WORD:,} characters")
+        raise ConfigError(key, text, f"at most {MAX_WORD:,} characters")
     return Word(key, text, parsed)
 
 
@@ -92,7 +92,7 @@ def jobs(words: Sequence[str], *, multirun: bool) -> list[list[str]]:
             choices.append([f"{word.key}={value}" for value in word.parsed.sweep_string_iterator()])
         else:
             advice = f"one value, or a list in brackets: [{word.text}]; -m runs one job for each value"
-            raise ConfigError(word.key, _short(word.text), advice)
+            raise ConfigError(word.key, word.text, advice)
     return [list(job) for job in itertools.product(*choices)]
 
 
@@ -107,7 +107,7 @@ def configure(words: Sequence[str]) -> Config:
     config_dir = check_config_dir(str(given[-1]) if given and given[-1] is not None else None)
     chosen = [word.key for word in parsed if word.key in GROUPS]
     if twice := next((word for word in parsed if chosen.count(word.key) > 1), None):
-        raise ConfigError(twice.key, _short(twice.text), "given more than once")
+        raise ConfigError(twice.key, twice.text, "given more than once")
     overrides = [_to_hydra(word, config_dir) for word in parsed]
     if config_dir:
         place = QuotedString(f"file://{Path(config_dir).absolute()}", quote=Quote.single)
@@ -152,7 +152,7 @@ def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
         raise _unknown_key(str(error.full_key), OmegaConf.select(composed, str(error.full_key))) from error
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
-        raise ConfigError(key, _short(OmegaConf.select(composed, key)), _wanted(schema, key)) from error
+        raise ConfigError(key, OmegaConf.select(composed, key), _wanted(schema, key)) from error
     assert isinstance(config, Config)
     for group, name in chosen.items():
         getattr(config, group).setdefault("name", name)
@@ -162,7 +162,7 @@ def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
 def _check_key(key: str, value: str) -> None:
     section = key.split(".")[0]
     if key in LATER_KEYS and section not in {field.name for field in dataclasses.fields(Config)}:
-        raise ConfigError(key, _short(value), f"{NOT_YET}; see --help")
+        raise ConfigError(key, value, f"{NOT_YET}; see --help")
     inside = any(key.startswith(f"{name}.") for name in OPEN)
     if not inside and key not in set(all_keys()):
         raise _unknown_key(key, value)
@@ -171,7 +171,7 @@ def _check_key(key: str, value: str) -> None:
 def _unknown_key(key: str, value: object) -> ConfigError:
     near = difflib.get_close_matches(key.removeprefix("~"), list(all_keys()), n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return ConfigError(key, _short(value), f"no such key{hint}; --help lists what is allowed")
+    return ConfigError(key, value, f"no such key{hint}; --help lists what is allowed")
 
 
 def _to_hydra(word: Word, config_dir: str | None) -> str:
@@ -179,7 +179,7 @@ def _to_hydra(word: Word, config_dir: str | None) -> str:
     if word.key in GROUPS:
         names = tuple(setting_files(word.key, config_dir))
         if str(word.parsed.value()) not in names:
-            raise ConfigError(word.key, _short(word.text), f"allowed: {', '.join(names)}", names)
+            raise ConfigError(word.key, word.text, f"allowed: {', '.join(names)}", names)
         return f"{'+' if word.key == 'model' else ''}{word.key}={word.parsed.value()}"
     key = "hardware.slices" if word.key == "hardware" else word.key
     return f"++{key}={(word.parsed.input_line or '').partition('=')[2]}"
@@ -189,17 +189,21 @@ def _check_shapes(schema: Any, given: Any, key: str) -> None:
     """A mapping where a mapping belongs, a list where a list does: OmegaConf's messages for these name no key."""
     if isinstance(schema, ListConfig):
         if not isinstance(given, ListConfig):
-            raise ConfigError(_shown(key), _short(given), "a list: [a,b]")
+            raise ConfigError(_shown(key), given, "a list: [a,b]")
         holds_mappings = key == "space.forbid"
         for item in given:
             if item is None or isinstance(item, DictConfig) != holds_mappings or isinstance(item, ListConfig):
                 wanted = "a list of mappings: [{key: value}]" if holds_mappings else "a list of names: [a,b]"
-                raise ConfigError(_shown(key), _short(given), wanted)
+                raise ConfigError(_shown(key), given, wanted)
+            if isinstance(item, DictConfig):
+                _check_shapes(OmegaConf.create({}), item, key)
     if not isinstance(schema, DictConfig):
         return
     if not isinstance(given, DictConfig):
-        raise ConfigError(key, _short(given), "a mapping: {key: value}")
+        raise ConfigError(key, given, "a mapping: {key: value}")
     for name in given:
+        if not isinstance(name, str):  # YAML reads 1 and true as no text
+            raise ConfigError(_shown(key), given, "a mapping from names: {name: value}")
         if name in schema:
             _check_shapes(schema[name], given[name], f"{key}.{name}".lstrip("."))
 
@@ -217,8 +221,3 @@ def _wanted(schema: DictConfig, key: str) -> str:
 
 def _shown(key: str) -> str:
     return key.removesuffix(".slices")
-
-
-def _short(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"

@@ -61,7 +61,7 @@ class Workload:
         check_choice("workload.precision", self.precision, DTYPE_BYTES)
         positions = self.architecture.learned_positions
         if positions and self.seq_len > positions:
-            rule = f"must be at most {positions}, the positions that {self.architecture.name} learns"
+            rule = f"allowed: at most {positions}, the positions that {self.architecture.name} learns"
             raise ConfigError("workload.seq_len", self.seq_len, rule)
 
     @property
@@ -117,8 +117,8 @@ def train_shape_from_mapping(mapping: Mapping[str, Any]) -> tuple[int, int] | No
     if train is None:
         return None
     if not isinstance(train, Mapping) or set(train) != {"global_batch", "seq_len"}:
-        raise ConfigError("model.train", repr(train)[:80], "must give global_batch and seq_len")
+        raise ConfigError("model.train", train, "allowed: global_batch and seq_len")
     for key in ("global_batch", "seq_len"):
         if type(train[key]) is not int or train[key] < 1:
-            raise ConfigError(f"model.train.{key}", train[key], "must be a whole number from 1")
+            raise ConfigError(f"model.train.{key}", train[key], "allowed: a whole number from 1")
     return train["global_batch"], train["seq_len"]

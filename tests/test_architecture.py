@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from asap_ray.architecture import Architecture, LayerGroup, architecture_from_mapping
 from asap_ray.errors import ConfigError
-from asap_ray.layers import Attention, Experts, FeedForward, LatentAttention
+from asap_ray.layers import Attention, Experts, FeedForward, LatentAttention, check_fields
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -216,6 +216,7 @@ def test_bad_sizes_of_a_model_name_their_key(key, size):
         (lambda: small(dense_layers=1), "model.dense_layers=1"),
         (lambda: small(ffn=None, experts=Experts(experts=4, topk=2, d_ff=8), dense_layers=4), "model.dense_layers=4"),
         (lambda: small(norm="batch"), "model.norm=batch"),
+        (lambda: small(attention=FeedForward(d_ff=8)), "model.attention="),
         (lambda: small(name=""), "model.name="),
         (lambda: small(name="a\x1b[31m"), "model.name="),
     ],
@@ -232,10 +233,10 @@ def test_what_cannot_be_is_refused_with_its_key(make, key):
     [
         ({"layer": 3}, "did you mean layers?"),
         ({"attention": {"heads": 8, "kv_head": 8, "head_dim": 8}}, "did you mean kv_heads?"),
-        ({"attention": {"heads": 8, "head_dim": 8}}, "model.attention.kv_heads=none: is missing"),
+        ({"attention": {"heads": 8, "head_dim": 8}}, "model.attention.kv_heads=null: allowed: a value; it is missing"),
         ({"attention": {"kind": "mlaa"}}, "did you mean mla?"),
-        ({"attention": 5}, "model.attention=5: must be a mapping"),
-        ({"experts": [1, 2]}, "model.experts=[1, 2]: must be a mapping"),
+        ({"attention": 5}, "model.attention=5: allowed: a mapping"),
+        ({"experts": [1, 2]}, "model.experts=[1, 2]: allowed: a mapping"),
     ],
 )
 def test_a_mapping_is_refused_with_the_nearest_name(change, text):
@@ -248,8 +249,36 @@ def test_a_mapping_is_refused_with_the_nearest_name(change, text):
 @pytest.mark.parametrize("missing", ["name", "layers", "attention"])
 def test_a_missing_key_is_named(missing):
     tiny = {key: value for key, value in mapping_of("tiny").items() if key != missing}
-    with pytest.raises(ConfigError, match=rf"^model\.{missing}=none: is missing"):
+    with pytest.raises(ConfigError, match=rf"^model\.{missing}=null: allowed: a value; it is missing"):
         architecture_from_mapping(tiny)
+
+
+class Odd:
+    """Of no type that a field could have."""
+
+
+@pytest.mark.parametrize("part", [small(), small().attention, FeedForward(d_ff=8), Experts(experts=4, topk=2, d_ff=8)])
+def test_every_field_is_checked(part):
+    for field in dataclasses.fields(part):
+        with pytest.raises(ConfigError, match=rf"\.{field.name}="):
+            dataclasses.replace(part, **{field.name: Odd()})
+
+
+Width = int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    width: Width
+    wide: bool = False
+
+
+def test_a_check_goes_by_the_type_and_not_by_what_it_is_called():
+    check_fields(Part(3), "part")
+    with pytest.raises(ConfigError, match=r"part\.width=0"):
+        check_fields(Part(0), "part")
+    with pytest.raises(ConfigError, match=r"part\.wide=1"):
+        check_fields(Part(1, 1), "part")
 
 
 def test_models_are_values():

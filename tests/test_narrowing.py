@@ -160,7 +160,7 @@ def test_a_narrowing_says_who_and_why() -> None:
         ({"tensor": float("nan")}, "space.fix.tensor=nan", "a whole number"),
         ({"tensor": 2**40}, "space.fix.tensor=1099511627776", "a whole number"),
         ({"tensor": "²"}, "space.fix.tensor=²", "a whole number"),
-        ({"tensor": None}, "space.fix.tensor=None", "a whole number"),
+        ({"tensor": None}, "space.fix.tensor=null", "a whole number"),
         ({"tensor": []}, "space.fix.tensor=[]", "at least one"),
         ({"tensor": {"min": 2}}, "space.fix.tensor=", "a whole number"),
         ({"tensor": ">=many"}, "space.fix.tensor=many", "a whole number"),
@@ -190,7 +190,7 @@ def test_a_bad_value_in_forbid_names_its_entry() -> None:
 
 @pytest.mark.parametrize("field", ["tensor", "micro_batch"])
 def test_a_flag_is_no_number(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"space\.fix\.{field}=True: allowed: a whole number"):
+    with pytest.raises(ConfigError, match=rf"space\.fix\.{field}=true: allowed: a whole number"):
         fixed(MEGATRON.problem, {field: True})
 
 

@@ -161,5 +161,5 @@ def test_no_training_shape_is_none():
 def test_what_cannot_be_trained_is_refused_with_its_key():
     with pytest.raises(ConfigError, match=r"^workload\.precision=fp7: .*did you mean fp8"):
         workload_of_tiny(precision="fp7")
-    with pytest.raises(ConfigError, match=r"^workload\.seq_len=4096: must be at most 2048"):
+    with pytest.raises(ConfigError, match=r"^workload\.seq_len=4096: allowed: at most 2048"):
         workload_of("gpt_22b", seq_len=4096)

@@ -10,27 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, shown
 
 LARGEST_FILE_BYTES = 4 * 2**20  # a config has a few KB; what is larger is another file
 LARGEST_SIZE = 2**31
 LONGEST_SHOWN = 60
 
 
-def shown(value: object) -> str:
-    """A foreign value as short printable text, whatever it holds."""
+def told(value: object) -> str:
+    """A foreign value in a few printable words, text in quotes."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):
         return "a list"
-    text = ascii(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
-
-
-def shown_path(path: str | Path) -> str:
-    """A path as short printable text; of a long one the end."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in str(path))
-    return text if len(text) <= 4 * LONGEST_SHOWN else f"...{text[-4 * LONGEST_SHOWN :]}"
+    return shown(repr(value) if isinstance(value, str) else value, LONGEST_SHOWN)
 
 
 class ForeignConfig:
@@ -47,31 +40,31 @@ class ForeignConfig:
         Raises:
             ConfigError: it is missing, a directory, unreadable, too large, no JSON, or no JSON object.
         """
-        given, file = shown_path(path), Path(path)
+        file = Path(path)
         try:
             if not file.exists():
-                raise ConfigError(key, given, f"does not exist; must be {what}")
+                raise ConfigError(key, path, f"does not exist; allowed: {what}")
             if file.is_dir():
-                raise ConfigError(key, given, f"is a directory; must be {what}")
+                raise ConfigError(key, path, f"is a directory; allowed: {what}")
             if not file.is_file() or file.stat().st_size > LARGEST_FILE_BYTES:
-                raise ConfigError(key, given, f"must be a file of at most {LARGEST_FILE_BYTES} bytes, {what}")
+                raise ConfigError(key, path, f"allowed: a file of at most {LARGEST_FILE_BYTES} bytes, {what}")
             text = file.read_bytes()
         except (OSError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(key, given, f"cannot be read; must be {what}") from error
+            raise ConfigError(key, path, f"cannot be read; allowed: {what}") from error
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             # Not JSON, not Unicode, a number of thousands of digits, or nested beyond reason.
-            raise ConfigError(key, given, f"is not JSON; must be {what}") from error
+            raise ConfigError(key, path, f"is not JSON; allowed: {what}") from error
         if not isinstance(values, dict):
-            raise ConfigError(key, given, f"holds {shown(values)}, not a JSON object; must be {what}")
+            raise ConfigError(key, path, f"holds {told(values)}, not a JSON object; allowed: {what}")
         return cls(key, path, values)
 
     def error(self, rule: str) -> ConfigError:
         """The error that says what the file would have to hold."""
-        return ConfigError(self.key, shown_path(self.path), rule)
+        return ConfigError(self.key, self.path, rule)
 
     def having(self, values: Mapping[str, Any]) -> ForeignConfig:
         """The same file with some values put in or replaced."""
@@ -85,7 +78,7 @@ class ForeignConfig:
         """A string."""
         value = self.values.get(name)
         if not isinstance(value, str):
-            raise self.error(f"{name} is {'missing' if value is None else shown(value)}; must be a name")
+            raise self.error(f"{name} is {'missing' if value is None else told(value)}; allowed: a name")
         return value
 
     def size(self, name: str, default: int | None = None, least: int = 1) -> int:
@@ -93,10 +86,10 @@ class ForeignConfig:
         value = self.values.get(name)
         if value is None:
             if default is None:
-                raise self.error(f"{name} is missing; must be a whole number from {least} to {LARGEST_SIZE}")
+                raise self.error(f"{name} is missing; allowed: a whole number from {least} to {LARGEST_SIZE}")
             return default
         if type(value) is not int or not least <= value <= LARGEST_SIZE:
-            raise self.error(f"{name}={shown(value)} must be a whole number from {least} to {LARGEST_SIZE}")
+            raise self.error(f"{name}={told(value)}; allowed: a whole number from {least} to {LARGEST_SIZE}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -105,7 +98,7 @@ class ForeignConfig:
         if value is None:
             return default
         if type(value) is not bool:
-            raise self.error(f"{name}={shown(value)} must be true or false")
+            raise self.error(f"{name}={told(value)}; allowed: true or false")
         return value
 
     def any_above_zero(self, *names: str) -> bool:
@@ -117,4 +110,4 @@ class ForeignConfig:
         """Refuse a setting whose other values would be something else than what is read."""
         value = self.values.get(name)
         if value is not None and value != allowed:
-            raise self.error(f"{name}={shown(value)} is not supported; must be {allowed}")
+            raise self.error(f"{name}={told(value)} is not supported; allowed: {allowed}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asap_ray.errors import ConfigError
-from asap_ray.interchange.foreign import LONGEST_SHOWN, ForeignConfig, shown
+from asap_ray.interchange.foreign import LONGEST_SHOWN, ForeignConfig, told
 from asap_ray.workload import Architecture, Attention, Experts, FeedForward, LatentAttention
 
 KEY = "model.hf_config"
@@ -32,7 +32,7 @@ def read_config(path: str | Path) -> Architecture:
     config = _language_model(ForeignConfig.load(KEY, path, "the config.json of a model"))
     family = config.name("model_type")
     if family not in FAMILIES:
-        raise config.error(f"model_type={shown(family)} is not known; must be one of {', '.join(sorted(FAMILIES))}")
+        raise config.error(f"model_type={told(family)} is not known; allowed: one of {', '.join(sorted(FAMILIES))}")
     try:
         fields = FAMILIES[family](config)
         return Architecture(name=_model_name(Path(path), family), source=f"config.json of {family}", **fields)
@@ -82,10 +82,10 @@ def _window(config: ForeignConfig, default: int = 0, full_every: int = 0) -> dic
         return {"window": window, "full_every": full_every}
     layers = config.size("num_hidden_layers")
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise config.error(f"layer_types must be a list of num_hidden_layers={layers} names")
+        raise config.error(f"layer_types; allowed: a list of num_hidden_layers={layers} names")
     full = [kind == "full_attention" for kind in kinds]
     if not all(isinstance(kind, str) and kind in ("full_attention", "sliding_attention") for kind in kinds):
-        raise config.error("layer_types must all be full_attention or sliding_attention")
+        raise config.error("layer_types; allowed: each full_attention or sliding_attention")
     if all(full):
         return {}
     every = full.index(True) + 1 if any(full) else 0
@@ -100,7 +100,7 @@ def _qwen_window(config: ForeignConfig) -> dict[str, int]:
     layers = config.size("num_hidden_layers")
     first = config.size("max_window_layers", layers, least=0)  # layers from here on see a window
     if config.values.get("layer_types") is None and 0 < first < layers:
-        raise config.error(f"max_window_layers={first} is not supported; must be 0, or num_hidden_layers={layers}")
+        raise config.error(f"max_window_layers={first} is not supported; allowed: 0, or num_hidden_layers={layers}")
     return {} if first >= layers else _window(config)
 
 
@@ -158,7 +158,7 @@ def _qwen_experts(config: ForeignConfig, shared_width: int = 0) -> Experts:
     config.only("mlp_only_layers", [])
     width = config.size("moe_intermediate_size")
     if shared_width % width:
-        raise config.error(f"shared_expert_intermediate_size must be a multiple of moe_intermediate_size={width}")
+        raise config.error(f"shared_expert_intermediate_size; allowed: a multiple of moe_intermediate_size={width}")
     return Experts(
         experts=config.size("num_experts"),
         topk=config.size("num_experts_per_tok"),

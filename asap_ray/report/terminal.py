@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, printable
 from asap_ray.report.answer import Answer
 from asap_ray.report.outline import Block, Grid, heading, outline
 from asap_ray.report.summary import summary_text
@@ -122,8 +122,3 @@ def _rich_facts(block: Block) -> RenderableType:
         style = "bold green" if block.strong and place == 0 else ""
         table.add_row(Text(printable(label)), Text(printable(text), style=style))
     return Padding(table, (0, 0, 0, 2))
-
-
-def printable(text: str) -> str:
-    """The text with every control character replaced, so that no name can move the cursor or change colours."""
-    return "".join(each if each.isprintable() else "?" for each in text)

@@ -242,17 +242,17 @@ def test_an_unknown_architecture_lists_what_is_known(family, tmp_path):
 def test_a_size_that_is_none_is_named(key, size, tmp_path):
     text = refusal(write(tmp_path, {**LLAMA2_7B, key: size}))
     assert f"{key}=" in text
-    assert "must be a whole number from 1" in text
+    assert "allowed: a whole number from 1" in text
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"num_key_value_heads": 5}, "model.attention.kv_heads=5: must divide heads=32"),
-        ({"num_hidden_layers": 10**6}, "model.layers=1000000: must be"),
+        ({"num_key_value_heads": 5}, "model.attention.kv_heads=5: allowed: a divisor of heads=32"),
+        ({"num_hidden_layers": 10**6}, "model.layers=1000000: allowed: "),
         ({"hidden_size": 4097}, "head_dim is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes' must be true or false"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes'; allowed: true or false"),
     ],
 )
 def test_sizes_that_do_not_agree_are_refused(change, text, tmp_path):
@@ -264,13 +264,13 @@ def test_sizes_that_do_not_agree_are_refused(change, text, tmp_path):
     [
         ("qwen3-30b-a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step=2 is not supported"),
         ("qwen3-30b-a3b", {"mlp_only_layers": [0]}, "mlp_only_layers=a list is not supported"),
-        ("qwen1.5-moe-a2.7b", {"shared_expert_intermediate_size": 5000}, "must be a multiple"),
+        ("qwen1.5-moe-a2.7b", {"shared_expert_intermediate_size": 5000}, "allowed: a multiple"),
         ("qwen2.5-7b", {"use_sliding_window": True, "max_window_layers": 20}, "max_window_layers=20"),
-        ("deepseek-v3", {"attention_bias": True}, "attention_bias=True is not supported"),
+        ("deepseek-v3", {"attention_bias": True}, "attention_bias=true is not supported"),
         ("deepseek-v3", {"first_k_dense_replace": 61}, "model.dense_layers=61"),
         ("mixtral-8x7b", {"num_experts_per_tok": 9}, "model.experts.topk=9"),
-        ("gpt-oss-20b", {"layer_types": ["sliding_attention"] * 23}, "layer_types must be a list"),
-        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "layer_types must all be"),
+        ("gpt-oss-20b", {"layer_types": ["sliding_attention"] * 23}, "layer_types; allowed: a list"),
+        ("gpt-oss-20b", {"layer_types": ["linear_attention"] * 24}, "layer_types; allowed: each"),
         ("gpt-oss-20b", {"layer_types": ["full_attention"] + ["sliding_attention"] * 23}, "every n-th layer"),
     ],
 )
