@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 from asap_ray.errors import ConfigError
 
@@ -14,6 +14,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "fabric": ("torus", "switch", "mesh"),
     "wrap": ("cube", "axis16", "pod", "none"),
 }
+
+MAY_BE_ABSENT = ("torus_rank", "die_bytes_per_s")
+"""Figures that are 0 where a chip has no torus or only one die; every other one is above 0."""
+KINDS: Mapping[type, str] = {str: "text", list: "a list", Mapping: "a mapping"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,28 +100,43 @@ def chip_from_mapping(mapping: Mapping[str, object]) -> Chip:
         ConfigError: of the key that is missing, unknown or not a finite number of the right sign.
     """
     name = str(mapping.get("name"))
-    types = {field.name: field.type for field in fields(Chip)}
-    if unknown := set(mapping) - set(types):
-        raise ConfigError(f"hardware.{name}", sorted(unknown)[0], "not a field of a chip", types)
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        where = f"hardware.{name}.{key}"
-        if key == "peak_flops":
-            values[key] = {str(dtype): _number(where, peak) for dtype, peak in _of(where, value, Mapping).items()}
-        elif key == "shapes":
-            values[key] = tuple(tuple(int(_number(where, n)) for n in shape) for shape in _of(where, value, list))
-        elif types[key] == "int":
-            values[key] = int(_number(where, value, least=0))
-        elif types[key] in ("float", "float | None"):
-            values[key] = None if value is None else _number(where, value, least=0)
-        elif types[key] == "str":
-            values[key] = _word(where, key, value)
-        else:
-            values[key] = tuple(_of(where, item, str) for item in _of(where, value, list))
+    kinds = get_type_hints(Chip)
+    if unknown := set(mapping) - set(kinds):
+        raise ConfigError(f"hardware.{name}", sorted(map(str, unknown))[0], "not a field of a chip", kinds)
+    values = {key: _read(f"hardware.{name}.{key}", key, kinds[key], value) for key, value in mapping.items()}
     try:
-        return Chip(**values)
+        chip = Chip(**values)
     except TypeError as error:
         raise ConfigError(f"hardware.{name}", "incomplete", str(error).split("__init__() ")[-1]) from None
+    if chip.fabric == "torus" and not chip.torus_rank:
+        raise ConfigError(
+            f"hardware.{name}.torus_rank", 0, "allowed: a whole number from 1, since the fabric is a torus"
+        )
+    if chip.devices_per_chip > 1 and not chip.die_bytes_per_s:
+        raise ConfigError(
+            f"hardware.{name}.die_bytes_per_s", 0, "allowed: a number above 0, since a chip has several dies"
+        )
+    return chip
+
+
+def _read(where: str, key: str, kind: object, value: object) -> Any:
+    least = 0 if key in MAY_BE_ABSENT else 1
+    if key == "peak_flops":
+        peaks = {str(dtype): _number(where, peak) for dtype, peak in _of(where, value, Mapping).items()}
+        if not peaks:
+            raise ConfigError(where, peaks, "allowed: a mapping of number formats to FLOP/s, at least one")
+        return peaks
+    if key == "shapes":
+        return tuple(tuple(_whole(where, n) for n in _of(where, shape, list)) for shape in _of(where, value, list))
+    if kind is int:
+        return _whole(where, value, least)
+    if kind in (float, float | None):
+        return None if value is None and kind is not float else _number(where, value, above=least > 0)
+    if kind is str:
+        return _word(where, key, value)
+    if kind == tuple[str, ...]:
+        return tuple(_of(where, item, str) for item in _of(where, value, list))
+    raise TypeError(f"a chip's {key} has no check: {kind}")
 
 
 def _word(where: str, key: str, value: object) -> str:
@@ -129,15 +148,22 @@ def _word(where: str, key: str, value: object) -> str:
 
 def _of(where: str, value: object, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ConfigError(where, value, f"a {kind.__name__.lower()}")
+        raise ConfigError(where, value, f"allowed: {KINDS[kind]}")
     return value
 
 
-def _number(where: str, value: object, least: float = 1.0) -> float:
+def _whole(where: str, value: object, least: int = 1) -> int:
+    number = _number(where, value, above=least > 0)
+    if not number.is_integer():
+        raise ConfigError(where, value, f"allowed: a whole number from {least}")
+    return int(number)
+
+
+def _number(where: str, value: object, above: bool = True) -> float:
     try:
-        number = float(str(value))
+        number = math.nan if isinstance(value, bool) else float(str(value))
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number >= least):
-        raise ConfigError(where, value, f"a number of at least {least:g}")
+    if not (math.isfinite(number) and (number > 0 or (number == 0 and not above))):
+        raise ConfigError(where, value, f"allowed: a number {'above 0' if above else 'from 0'}")
     return number

@@ -260,12 +260,33 @@ def test_a_precision_without_units_is_refused() -> None:
         ({"peak_flops": {"bf16": 0}}, "hardware.v5e.peak_flops=0"),
         ({"sources": [{"https": "//"}]}, "hardware.v5e.sources"),
         ({"hmb_bytes": 1}, "did you mean hbm_bytes?"),
+        ({"peak_flops": {}}, "hardware.v5e.peak_flops={}"),
+        ({"matrix_tile": 1.5}, "hardware.v5e.matrix_tile=1.5: allowed: a whole number from 1"),
+        ({"torus_rank": 0}, "hardware.v5e.torus_rank=0"),
+        ({"devices_per_chip": 2}, "hardware.v5e.die_bytes_per_s=0"),
+        ({"usd_per_chip_hour": 0}, "hardware.v5e.usd_per_chip_hour=0: allowed: a number above 0"),
     ],
 )
 def test_a_faulty_chip_file_is_refused(change: Mapping[str, object], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         chip_from_mapping({**FILES["v5e"], **change})
     assert says in str(caught.value)
+
+
+NUMBERS = sorted(key for key, value in FILES["v5e"].items() if isinstance(value, int | float))
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_no_figure_of_a_chip_is_zero(key: str) -> None:
+    assert len(NUMBERS) > 12
+    with pytest.raises(ConfigError, match=rf"hardware\.v5e\.{key}=0: allowed: "):
+        chip_from_mapping({**FILES["v5e"], key: 0})
+
+
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(Chip)])
+def test_every_field_of_a_chip_is_checked(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\.{key}="):
+        chip_from_mapping({**FILES["v5e"], key: object()})
 
 
 def test_an_incomplete_chip_file_names_what_is_missing() -> None:
