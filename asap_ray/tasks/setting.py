@@ -67,9 +67,26 @@ def load(config: Config) -> Setting:
 
 
 def load_chips(config: Config) -> dict[str, Chip]:
-    """All chips by name, the user's own included."""
-    chips = (chip_from_mapping(mapping) for mapping in load_group("hardware", config.config_dir).values())
-    return {chip.name: chip for chip in chips}
+    """All chips by name, the user's own included.
+
+    Raises:
+        ConfigError: a chip of the user's has a name or alias that is taken.
+    """
+    built_in = load_group("hardware")
+    given = {**built_in, **load_group("hardware", config.config_dir)}  # ours first: the later one gives way
+    chips: dict[str, Chip] = {}
+    owners: dict[str, str] = {}
+    for file, mapping in given.items():
+        chip = chip_from_mapping(mapping)
+        for spelling in (chip.name, chip.name.removesuffix("x"), *chip.aliases):
+            owner = owners.setdefault(spelling.lower(), file)
+            if owner != file:
+                what = "is built in" if owner in built_in else "has it too"
+                raise ConfigError(
+                    f"hardware.{file}", spelling, f"allowed: a name and aliases of its own; {owner} {what}"
+                )
+        chips[chip.name] = chip
+    return chips
 
 
 def calibration_of(chip: Chip, calibrations: Mapping[str, Calibration]) -> Calibration:

@@ -177,6 +177,20 @@ def test_a_users_own_chip_of_no_known_kind_ends_in_one_line(command) -> None:
     assert "kind=npu" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "aliases", "taken"),
+    [("h100", "[]", "h100"), ("H100", "[]", "H100"), ("mine", "[v5litepod]", "v5litepod"), ("mi300", "[]", "mi300")],
+)
+def test_a_users_own_chip_cannot_take_the_name_of_ours(command, name: str, aliases: str, taken: str) -> None:
+    Path("my/hardware").mkdir(parents=True)
+    text = (Path(__file__).parents[2] / "conf/hardware/v5e.yaml").read_text()
+    text = re.sub(r"(?m)^aliases:.*", f"aliases: {aliases}", re.sub(r"(?m)^name:.*", f"name: {name}", text))
+    Path("my/hardware/mine.yaml").write_text(text)
+    line = one_line(command("+model=tiny", "hardware=h100x4", "--config-dir", "my", "run_dir=run"))
+    assert line.startswith(f"hardware.mine={taken}: allowed: a name and aliases of its own; ")
+    assert line.endswith("is built in")
+
+
 @pytest.mark.parametrize("group", ["hardware", "model", "stack"])
 @pytest.mark.parametrize("text", ["a: [", "- 1", "name: {a: b}\n", "", "\x00"], ids=range(5))
 def test_a_users_own_settings_that_are_broken_end_in_one_line(command, group: str, text: str) -> None:
