@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 Column: TypeAlias = NDArray[np.floating]
 Seconds: TypeAlias = tuple[Column, Column]  # on the slice's own links, on the data-centre network
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: each collective's coefficients are worked out once and kept
@@ -150,15 +149,3 @@ def all_to_all(link: Link, bytes_: Column | float) -> Seconds:
 def permute(link: Link, bytes_: Column | float) -> Seconds:
     """Seconds until every device has sent `bytes_` to the next along the axis."""
     return link._permute(bytes_)
-
-
-def wire_bytes(kind: str, n: NDArray[np.integer] | int, bytes_: Column | float) -> Column:
-    """Bytes that one device of `n` sends in a bandwidth-optimal schedule of the collective, on average.
-
-    `bytes_` is the whole array for all_gather, reduce_scatter and all_reduce, and what one device holds for all_to_all
-    and permute. In a tree's all-reduce the mean is the same; its busiest devices send up to n/(n-1) times as much.
-    """
-    count = np.asarray(n, float)
-    if kind == "permute":
-        return np.where(count > 1, bytes_, 0.0)
-    return (2 if kind == "all_reduce" else 1) * (count - 1) / count * np.asarray(bytes_, float)
