@@ -70,7 +70,7 @@ def calibration_from_mapping(name: str, given: Mapping[str, object]) -> Calibrat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One device as the cost formulas see it: what it achieves, or (for floors) its datasheet.
+    """One device as the cost formulas see it: what it achieves of its datasheet.
 
     `peaks` are FLOP/s by precision code [precisions]; `tile` and `units` describe its matrix units, `streams` is true
     where rows stream through a systolic array (TPU) and false where tiles are handed to processors in waves (GPU).

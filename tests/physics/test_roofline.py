@@ -287,4 +287,3 @@ def test_parts_sum_to_the_whole(physics):
         assert sum(estimate.time_parts.values()) == pytest.approx(estimate.step_time_s, rel=1e-12)
         assert sum(estimate.memory_parts.values()) == pytest.approx(estimate.hbm_bytes, rel=1e-12)
         assert max(estimate.floor_parts.values()) == estimate.floor_s
-        assert estimate.interval_s[0] <= estimate.step_time_s <= estimate.interval_s[1]
