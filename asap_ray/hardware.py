@@ -19,10 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from asap_ray.chip import Chip, chip_from_mapping
+from asap_ray.chip import Chip
 from asap_ray.errors import ConfigError
-
-__all__ = ["Chip", "IciAxis", "Slice", "chip_from_mapping", "default_topology", "ladder", "make_slice", "parse_slice"]
 
 MAX_CHIPS = 1 << 18  # above the largest cluster that has been reported; keeps a typing slip from asking for a billion
 CUBE = 4  # v4, v5p and TPU7x slices are built from racks of 4x4x4 chips

@@ -13,23 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asap_ray.architecture import Architecture, LayerGroup, architecture_from_mapping
+from asap_ray.architecture import Architecture
 from asap_ray.errors import ConfigError
-from asap_ray.layers import Attention, Experts, FeedForward, LatentAttention, Matmul, check_choice, check_fields
-
-__all__ = [
-    "DTYPE_BYTES",
-    "Architecture",
-    "Attention",
-    "Experts",
-    "FeedForward",
-    "LatentAttention",
-    "LayerGroup",
-    "Matmul",
-    "Workload",
-    "architecture_from_mapping",
-    "train_shape_from_mapping",
-]
+from asap_ray.layers import check_choice, check_fields
 
 # Bytes of one number. Block formats include their scales, one byte for 32 numbers (OCP MX v1.0, section 5.1) or for
 # 16 (NVFP4, whose other scale, one a tensor, counts as nothing); so does fp8's and int8's scale, one a tensor or row.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from asap_ray.chip import Chip
-from asap_ray.hardware import chip_from_mapping, parse_slice
+from asap_ray.architecture import Architecture, architecture_from_mapping
+from asap_ray.chip import Chip, chip_from_mapping
+from asap_ray.hardware import parse_slice
 from asap_ray.layers import Attention, Experts, FeedForward
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import Stack, stack_from_mapping
-from asap_ray.workload import Architecture, Workload, architecture_from_mapping
+from asap_ray.workload import Workload
 
 CHIPS: dict[str, Chip] = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
 STACKS: dict[str, Stack] = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asap_ray import hardware
+from asap_ray.chip import Chip, chip_from_mapping
 from asap_ray.errors import ConfigError
-from asap_ray.hardware import Chip, chip_from_mapping, default_topology, ladder, make_slice, parse_slice
+from asap_ray.hardware import default_topology, ladder, make_slice, parse_slice
 
 CONF = Path(__file__).parents[1] / "conf" / "hardware"
 FILES = {path.stem: yaml.safe_load(path.read_text()) for path in CONF.glob("*.yaml")}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "asap_ray"
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent / "asap_ray"
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 
 # Lowest first; a layer may import itself and whatever stands above it in this list (lower in the design).
@@ -111,6 +112,32 @@ def test_every_module_has_a_layer() -> None:
 def test_imports_go_down_only(module: str) -> None:
     upward = {name for name in own(module) if layer_of(name) not in ALLOWED[layer_of(module)]}
     assert upward == set()
+
+
+def defined(module: str) -> set[str]:
+    """Names that a module defines at its top, those it only imports left out."""
+    found: set[str] = set()
+    for node in ast.parse(MODULES[module].read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("path", [*sorted(PACKAGE.rglob("*.py")), *sorted(TESTS.rglob("*.py"))], ids=lambda p: p.name)
+def test_names_are_imported_from_the_module_that_defines_them(path: Path) -> None:
+    elsewhere: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "asap_ray":
+            base = node.module.removeprefix("asap_ray").removeprefix(".")
+            package = f"{base}.__init__".lstrip(".")
+            for name in (alias.name for alias in node.names):
+                home = base if base in MODULES else package
+                if f"{base}.{name}".lstrip(".") not in MODULES and name not in defined(home):
+                    elsewhere.add(f"{node.module}.{name}")
+    assert elsewhere == set()
 
 
 def test_no_module_imports_itself_through_others() -> None:

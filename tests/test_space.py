@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from asap_ray import space as space_module
+from asap_ray.architecture import Architecture
 from asap_ray.layers import Attention, FeedForward
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem, columns_of
 from asap_ray.space import Space, divisors
 from asap_ray.stack import Stack
-from asap_ray.workload import Architecture
 from tests.brute_force import figures, is_legal, legal_plans
 from tests.problems import DENSE, MIXED, MOE, STACKS, all_plans, make_problem
 

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from asap_ray import topology
-from asap_ray.hardware import IciAxis, Slice, chip_from_mapping, parse_slice
+from asap_ray.chip import chip_from_mapping
+from asap_ray.hardware import IciAxis, Slice, parse_slice
 from asap_ray.plan import AXES
 from asap_ray.topology import MESH_AXES, LayoutTable, layouts
 

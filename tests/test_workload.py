@@ -12,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.errors import ConfigError
-from asap_ray.workload import (
-    DTYPE_BYTES,
-    Architecture,
-    Workload,
-    architecture_from_mapping,
-    train_shape_from_mapping,
-)
+from asap_ray.workload import DTYPE_BYTES, Workload, train_shape_from_mapping
 
 CONF = Path(__file__).parents[1] / "conf"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asap_ray.architecture import Architecture
 from asap_ray.errors import ConfigError
 from asap_ray.interchange.foreign import LONGEST_SHOWN, ForeignConfig, told
-from asap_ray.workload import Architecture, Attention, Experts, FeedForward, LatentAttention
+from asap_ray.layers import Attention, Experts, FeedForward, LatentAttention
 
 KEY = "model.hf_config"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.interchange.measured_words import Unmappable, first_match, number, text, whole
-from asap_ray.workload import Architecture, architecture_from_mapping
 
 Row = Mapping[str, Any]
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asap_ray.architecture import Architecture, LayerGroup
+from asap_ray.layers import LatentAttention
 from asap_ray.stack import Remat
-from asap_ray.workload import Architecture, LatentAttention, LayerGroup, Workload
+from asap_ray.workload import Workload
 
 NUMBER_BYTES = 2.0
 MASK_BYTES = 1.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from asap_ray.chip import Chip
 from asap_ray.errors import ConfigError
-from asap_ray.hardware import Chip
 from asap_ray.plan import PRECISIONS
 
 

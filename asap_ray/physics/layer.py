@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asap_ray.architecture import Architecture, LayerGroup
+from asap_ray.layers import Matmul
 from asap_ray.physics import network
 from asap_ray.physics.activations import NUMBER_BYTES, PRODUCT_OF, kept_tensors, recomputed
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.matmul import matmul_s
 from asap_ray.physics.network import Link
 from asap_ray.stack import Remat
-from asap_ray.workload import Architecture, LayerGroup, Matmul, Workload
+from asap_ray.workload import Workload
 
 BACKWARD_ATTENTION = 2.5
 """Backward over forward FLOPs of a fused attention kernel: five matmuls against two (FlashAttention-2, arXiv

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asap_ray.architecture import LayerGroup
 from asap_ray.physics.activations import NUMBER_BYTES, kept_tensors, on_device, on_host
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.layer import Units
 from asap_ray.physics.state import StateShards, holds_both_edges
 from asap_ray.problem import GPIPE, NONE, ZERO_BUBBLE, Problem
-from asap_ray.workload import LayerGroup
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "workspace")
 COMPUTE_BYTES = 2.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asap_ray.architecture import Architecture, LayerGroup
 from asap_ray.problem import Columns, Problem, weight_shards
 from asap_ray.stack import Stack
-from asap_ray.workload import Architecture, LayerGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from asap_ray.architecture import architecture_from_mapping
+from asap_ray.chip import Chip, chip_from_mapping
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
-from asap_ray.hardware import Chip, Slice, chip_from_mapping, parse_slice
+from asap_ray.hardware import Slice, parse_slice
 from asap_ray.interchange.huggingface import read_config
 from asap_ray.narrowing import fixed, forbidden
 from asap_ray.physics.calibration import Calibration, calibration_from_mapping
@@ -21,7 +23,7 @@ from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tiers.roofline import Roofline
-from asap_ray.workload import DTYPE_BYTES, Workload, architecture_from_mapping, train_shape_from_mapping
+from asap_ray.workload import DTYPE_BYTES, Workload, train_shape_from_mapping
 
 LARGEST_BASELINE_BYTES = 4 * 2**20  # a summary has a few KB; what is larger is another file
 UNPUBLISHED_SHAPE = (1024, 4096)

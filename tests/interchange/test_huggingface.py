@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asap_ray.architecture import Architecture, LayerGroup
 from asap_ray.errors import ConfigError
 from asap_ray.interchange.huggingface import FAMILIES, read_config
-from asap_ray.workload import Architecture, Attention, LayerGroup
+from asap_ray.layers import Attention
 
 
 def sizes(hidden: int, layers: int, heads: int, vocab: int, **more: object) -> dict:

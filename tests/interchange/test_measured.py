@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pytest
 
-from asap_ray.hardware import chip_from_mapping
+from asap_ray.chip import chip_from_mapping
 from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped, by_problem, read_table
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import pytest
 
-from asap_ray.chip import Chip
-from asap_ray.hardware import chip_from_mapping, parse_slice
+from asap_ray.architecture import Architecture, architecture_from_mapping
+from asap_ray.chip import Chip, chip_from_mapping
+from asap_ray.hardware import parse_slice
 from asap_ray.physics.calibration import Calibration, calibration_from_mapping
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
@@ -19,7 +20,7 @@ from asap_ray.rules import broken
 from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import Stack, stack_from_mapping
-from asap_ray.workload import Architecture, Workload, architecture_from_mapping
+from asap_ray.workload import Workload
 
 CHIPS: dict[str, Chip] = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
 STACKS: dict[str, Stack] = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from asap_ray.hardware import chip_from_mapping
+from asap_ray.chip import chip_from_mapping
 from asap_ray.interchange.measured import Mapper, MeasuredRow, by_problem, read_table
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
 from asap_ray.physics.state import state_shards

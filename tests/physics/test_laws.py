@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asap_ray.hardware import chip_from_mapping, make_slice, parse_slice
+from asap_ray.architecture import architecture_from_mapping
+from asap_ray.chip import chip_from_mapping
+from asap_ray.hardware import make_slice, parse_slice
 from asap_ray.physics.calibration import Calibration, calibration_from_mapping
 from asap_ray.physics.estimate import TIME_PARTS, Prices
 from asap_ray.physics.layer import Units
@@ -25,7 +27,7 @@ from asap_ray.problem import GPIPE, NONE, ONE_F_ONE_B, Problem
 from asap_ray.settings import load_group
 from asap_ray.space import PlanColumns, Space
 from asap_ray.stack import stack_from_mapping
-from asap_ray.workload import Workload, architecture_from_mapping
+from asap_ray.workload import Workload
 
 CHIPS = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
 STACKS = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}

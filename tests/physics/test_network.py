@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asap_ray.hardware import chip_from_mapping, parse_slice
+from asap_ray.chip import chip_from_mapping
+from asap_ray.hardware import parse_slice
 from asap_ray.physics.network import Link, all_gather, all_reduce, all_to_all, permute, reduce_scatter
 from asap_ray.topology import MESH_AXES, layouts
 

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asap_ray.architecture import Architecture
+from asap_ray.chip import Chip
 from asap_ray.diagnosis import Diagnosis
-from asap_ray.hardware import Chip, IciAxis, Slice
+from asap_ray.hardware import IciAxis, Slice
+from asap_ray.layers import Attention, FeedForward
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.report.answer import Answer, SliceAnswer
-from asap_ray.workload import Architecture, Attention, FeedForward, Workload
+from asap_ray.workload import Workload
 
 LINES = (
     "fsdp=16@4.4.1 tensor=4@1.1.4 micro_batch=2 accumulation=8 remat=full",

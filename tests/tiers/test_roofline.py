@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
+from asap_ray.architecture import Architecture
 from asap_ray.errors import ConfigError
 from asap_ray.executor import local
 from asap_ray.layers import Attention, FeedForward
@@ -22,7 +23,6 @@ from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.tiers.keepers import SAMPLE
 from asap_ray.tiers.roofline import Roofline, Sweep
-from asap_ray.workload import Architecture
 from tests.problems import MOE, all_plans, make_problem
 
 CALIBRATIONS: dict[str, Calibration] = {
