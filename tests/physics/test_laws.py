@@ -6,7 +6,7 @@ Each law is checked on whole spaces at once; hypothesis chooses the space and wh
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from asap_ray.stack import stack_from_mapping
 from asap_ray.workload import Workload
 
 CHIPS = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
+MODELS = load_group("model")
 STACKS = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}
 CALIBRATIONS = {name: calibration_from_mapping(name, given) for name, given in load_group("calibration").items()}
 SPACES = [
@@ -52,9 +53,9 @@ stacks = st.sampled_from(sorted(STACKS))
 powers = st.integers(0, 3).map(lambda exponent: 2**exponent)
 
 
-@lru_cache(maxsize=16)
+@cache
 def problem_of(model: str, slice_: str, stack: str, batch: int, seq_len: int) -> Problem:
-    architecture = architecture_from_mapping(load_group("model")[model])
+    architecture = architecture_from_mapping(MODELS[model])
     return Problem(
         workload=Workload(architecture=architecture, global_batch=batch, seq_len=seq_len),
         slice=parse_slice(slice_, CHIPS),

@@ -165,7 +165,7 @@ def make_answer(*slices: SliceAnswer, **changes: Any) -> Answer:
     return Answer(**{**fields, **changes})
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def factory() -> Any:
     makers: dict[str, Callable[..., Any]] = {
         "answer": make_answer,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asap_ray.report import files
 from asap_ray.report.files import write_report
 from asap_ray.report.page import page, script_json
 from asap_ray.report.space_map import thinned
@@ -44,18 +45,29 @@ class Elements(HTMLParser):
             self.figures += data
 
 
-def test_page_is_whole_offline_and_small(factory: Any) -> None:
-    text = page(factory.answer())
-    assert len(text) < 2_000_000
-    elements = Elements(text)
+@pytest.fixture(scope="module")
+def drawn(factory: Any) -> str:
+    """The page of the one answer that most tests look at, drawn once."""
+    return page(factory.answer(command="asap-ray +model=llama70b"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stub for the page where only its file is under test."""
+    monkeypatch.setattr(files, "page", lambda answer: f"a page with seed {answer.seed}")
+
+
+def test_page_is_whole_offline_and_small(drawn: str) -> None:
+    assert len(drawn) < 2_000_000
+    elements = Elements(drawn)
     assert "link" not in elements.names
     assert all(name not in ("src", "href") for name, _ in elements.attributes)
-    assert "default-src 'none'" in text
+    assert "default-src 'none'" in drawn
     assert elements.names.count("script") == 3
 
 
-def test_page_holds_the_figures_of_the_answer(factory: Any) -> None:
-    words = " ".join(" ".join(Elements(page(factory.answer(command="asap-ray +model=llama70b"))).texts).split())
+def test_page_holds_the_figures_of_the_answer(factory: Any, drawn: str) -> None:
+    words = " ".join(" ".join(Elements(drawn).texts).split())
     for text in ("61.2%", "41.9k", "$1.78", "1.25x", "1,234,567 plans", "heads_divide", "333,333", "51.0 GB"):
         assert text in words
     assert "Reason number 5" in words
@@ -67,7 +79,7 @@ def test_page_holds_the_figures_of_the_answer(factory: Any) -> None:
         assert line in words
 
 
-def test_names_and_paths_cannot_inject_markup(factory: Any) -> None:
+def test_names_and_paths_cannot_inject_markup(factory: Any, drawn: str) -> None:
     where = factory.slice(name=f"v5p-{EVIL}")
     answer = factory.slice_answer(
         where,
@@ -75,7 +87,7 @@ def test_names_and_paths_cannot_inject_markup(factory: Any) -> None:
         removed={EVIL: 3},
         sample=factory.slice_answer().sample | {"remat": [EVIL] * 200 + ["none"] * 200},
     )
-    plain = Elements(page(factory.answer()))
+    plain = Elements(drawn)
     evil = Elements(
         page(
             factory.answer(
@@ -97,8 +109,8 @@ def test_script_json_cannot_close_its_element_and_reads_back() -> None:
     assert json.loads(text) == value
 
 
-def test_charts_stack_the_parts_of_the_estimates(factory: Any) -> None:
-    figures = json.loads(Elements(page(factory.answer())).figures)
+def test_charts_stack_the_parts_of_the_estimates(drawn: str) -> None:
+    figures = json.loads(Elements(drawn).figures)
     rows = next(rows for rows in data_of(figures["0-time"]) if "part" in rows[0])
     first = {row["part"]: row["value"] for row in rows if row["plan"] == "#1"}
     assert first == pytest.approx(
@@ -126,6 +138,7 @@ def test_nothing_fits_makes_a_page_too(factory: Any) -> None:
     page(factory.answer(factory.slice_answer(ranked=(), diagnosis=None, too_big=(), sample={}, removed={})))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_files_are_written_whole(factory: Any, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "one"
     paths = write_report(factory.answer(run_dir=run_dir), run_dir)
@@ -133,12 +146,15 @@ def test_files_are_written_whole(factory: Any, tmp_path: Path) -> None:
     assert {path.name for path in paths} == names
     assert {path.name for path in run_dir.iterdir()} == names
     assert json.loads((run_dir / "summary.json").read_text())["best"]["step_time_s"] == 100.0
+    assert (run_dir / "report.html").read_text() == "a page with seed 0"
     assert write_report(factory.answer(run_dir=run_dir), run_dir) == paths
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_write_leaves_the_old_file(factory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(factory.answer(), tmp_path)
-    before = (tmp_path / "summary.json").read_text()
+    names = ("summary.json", "report.html")
+    before = [(tmp_path / name).read_text() for name in names]
 
     def fail(*_: object) -> None:
         raise OSError("disk full")
@@ -146,7 +162,7 @@ def test_a_failed_write_leaves_the_old_file(factory: Any, tmp_path: Path, monkey
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         write_report(factory.answer(seed=7), tmp_path)
-    assert (tmp_path / "summary.json").read_text() == before
+    assert [(tmp_path / name).read_text() for name in names] == before
     assert len(list(tmp_path.iterdir())) == 5
 
 
@@ -162,10 +178,10 @@ def test_importing_the_report_leaves_the_slow_libraries_alone() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_every_picture_compiles_and_draws_its_marks(factory: Any) -> None:
+def test_every_picture_compiles_and_draws_its_marks(drawn: str) -> None:
     import vl_convert
 
-    figures = json.loads(Elements(page(factory.answer())).figures)
+    figures = json.loads(Elements(drawn).figures)
     assert set(figures) == {"0-time", "0-memory", "0-roofline", "0-map"}
     for name, figure in figures.items():
         columns = figure.pop("usermeta", {}).get("columns", {})

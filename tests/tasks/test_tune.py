@@ -66,6 +66,7 @@ def test_json_stands_alone_on_stdout_with_the_keys_of_the_contract(command) -> N
     assert found["space"]["total"] == found["space"]["legal"] + removed
 
 
+@pytest.mark.usefixtures("drawn_page")
 def test_every_file_is_there_and_can_be_read(command) -> None:
     found = answer(command(*TINY, "output=json", "top=7"))
     assert {path.name for path in Path("run").iterdir()} == FILES
