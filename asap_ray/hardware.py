@@ -38,6 +38,7 @@ class IciAxis:
     """One axis of a slice's links, in devices.
 
     `bytes_per_s` is one way, per direction and device; of a `switch` the device's whole egress, of a `mesh` per peer.
+    `on_chip` axes join the dies of a chip, not chips.
     """
 
     name: str
@@ -45,6 +46,14 @@ class IciAxis:
     wrap: bool
     bytes_per_s: float
     fabric: str
+    on_chip: bool = False
+
+    @property
+    def device_bytes_per_s(self) -> float:
+        """What a device can send along the axis, one way; the mean, where the ends of a line have one link only."""
+        ends = 0 if self.wrap else 2 / self.size
+        links = {"torus": 2 - ends, "mesh": self.size - 1}.get(self.fabric, 1)
+        return links * self.bytes_per_s if self.size > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +68,11 @@ class Slice:
     topology: tuple[int, ...]
     axes: tuple[IciAxis, ...]
     slices: int
+
+    @property
+    def ici_bytes_per_s(self) -> float:
+        """What a device can send over its links to other chips of the slice, all together, one way; the mean of all."""
+        return sum(axis.device_bytes_per_s for axis in self.axes if not axis.on_chip)
 
     @property
     def ici_chips(self) -> int:
@@ -127,13 +141,15 @@ def make_slice(chip: Chip, topology: tuple[int, ...], slices: int = 1) -> Slice:
         name = "nvlink" if chip.vendor == "nvidia" else "xgmi"
         axes = [IciAxis(name=name, size=topology[0], wrap=False, bytes_per_s=egress, fabric=chip.fabric)]
     if chip.devices_per_chip > 1:
-        die = IciAxis(
-            name="die", size=chip.devices_per_chip, wrap=False, bytes_per_s=chip.die_bytes_per_s, fabric="torus"
-        )
-        axes.append(die)
+        axes.append(_die_axis(chip))
     return Slice(
         name=_slice_name(chip, topology, slices), chip=chip, topology=topology, axes=tuple(axes), slices=slices
     )
+
+
+def _die_axis(chip: Chip) -> IciAxis:
+    rate = chip.die_bytes_per_s
+    return IciAxis(name="die", size=chip.devices_per_chip, wrap=False, bytes_per_s=rate, fabric="torus", on_chip=True)
 
 
 def _wraps(chip: Chip, topology: tuple[int, ...], size: int) -> bool:

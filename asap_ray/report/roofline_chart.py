@@ -33,20 +33,10 @@ def roof_colours(where: Slice) -> dict[str, str]:
 
 def device_bytes_per_s(where: Slice) -> dict[str, float]:
     """Datasheet rate of each resource of one device, bytes/s one way; the networks where there are any."""
-    rates = {"hbm": where.chip.device_hbm_bytes_per_s, "ici": ici_bytes_per_s(where)}
+    rates = {"hbm": where.chip.device_hbm_bytes_per_s, "ici": where.ici_bytes_per_s}
     if where.slices > 1:
         rates["dcn"] = where.chip.device_nic_bytes_per_s
     return {name: rate for name, rate in rates.items() if rate > 0}
-
-
-def ici_bytes_per_s(where: Slice) -> float:
-    """All links of one device together, bytes/s one way: two a torus axis, one where it holds two chips only."""
-    total = 0.0
-    for axis in where.axes:
-        if axis.size > 1 and axis.name != "die":
-            links = {"torus": 2 if axis.size > 2 else 1, "mesh": axis.size - 1}.get(axis.fabric, 1)
-            total += links * axis.bytes_per_s
-    return total
 
 
 def points(answer: SliceAnswer, workload: Workload) -> list[dict[str, Any]]:

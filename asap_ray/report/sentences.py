@@ -20,6 +20,7 @@ RESOURCES = {
     "hbm": "HBM bandwidth",
     "ici": "the links inside a slice",
     "dcn": "the network between slices",
+    "pcie": "offloading to the host",
     "bubble": "the pipeline bubble",
     "host": "the host",
     "input": "the input pipeline",
@@ -63,7 +64,7 @@ def arrangement(where: Slice) -> str:
         domains = f"{where.slices} domains" if where.slices > 1 else "one domain"
         return f"{domains} of {where.ici_chips} ({where.chip.fabric})"
     shape = "x".join(str(size) for size in where.topology)
-    torus = [axis for axis in where.axes if axis.size > 1 and axis.name != "die"]
+    torus = [axis for axis in where.axes if axis.size > 1 and not axis.on_chip]
     wrapped = [axis.name for axis in torus if axis.wrap]
     if not torus:
         return f"{several}{shape}"
