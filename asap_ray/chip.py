@@ -15,6 +15,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "wrap": ("cube", "axis16", "pod", "none"),
 }
 
+KIN: Mapping[str, str] = {"mxfp8": "fp8", "mxfp4": "nvfp4"}
+"""Block-scaled formats that run on the units of another one."""
 MAY_BE_ABSENT = ("torus_rank", "die_bytes_per_s")
 """Figures that are 0 where a chip has no torus or only one die; every other one is above 0."""
 KINDS: Mapping[type, str] = {str: "text", list: "a list", Mapping: "a mapping"}
@@ -66,6 +68,10 @@ class Chip:
             allowed = f"{self.name} multiplies {', '.join(self.peak_flops)}"
             raise ConfigError("precision", dtype, allowed, self.peak_flops)
         return self.peak_flops[dtype] / self.devices_per_chip
+
+    def multiplies(self, dtype: str) -> bool:
+        """Whether the chip has matrix units for a format."""
+        return dtype in self.peak_flops or KIN.get(dtype) in self.peak_flops
 
     @property
     def device_hbm_bytes(self) -> float:

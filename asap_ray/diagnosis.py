@@ -1,9 +1,11 @@
 """What bounds a step, how sure that is, what binds next, and whether the mesh is the problem at all.
 
 The critical path is read by resource. A step is called bound by what is not compute only where that takes more of it
-than a threshold: 30% for collectives and HBM, 10% for idle time of any kind, as in XProf's smart suggestions
-(openxla/xprof, signal thresholds). Traffic is judged as a whole and laid to the wire that has more of it, so that a
-collective over both levels is not split below the threshold. Below all of them the step is compute-bound.
+than a threshold: 30% for collectives, HBM and PCIe, 10% for idle time of any kind, as in XProf's smart suggestions
+(openxla/xprof, signal thresholds). A kernel's time is compute as far as its matrix units work, and HBM as far as they
+wait for it: a matmul with too few rows counts as both. Traffic is judged as a whole and laid to the wire that has more
+of it, so that a collective over both levels is not split below the threshold. Of what exceeds its threshold the one
+that takes most of the step binds it; where nothing does, the step is compute-bound.
 """
 
 from __future__ import annotations
@@ -11,27 +13,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.estimate import KERNEL_PARTS, Estimate
 
-THRESHOLDS: Mapping[str, float] = {"hbm": 0.30, "ici": 0.30, "dcn": 0.30, "bubble": 0.10, "host": 0.10, "input": 0.10}
+THRESHOLDS: Mapping[str, float] = {
+    "hbm": 0.30,
+    "ici": 0.30,
+    "dcn": 0.30,
+    "pcie": 0.30,
+    "bubble": 0.10,
+    "host": 0.10,
+    "input": 0.10,
+}
 WIRES = ("tensor", "context", "expert", "fsdp", "gradient", "pipeline")
 LABELS: Mapping[str, str] = {
     "bubble": "pipeline bubble",
-    "hbm": "memory-bound kernels",
+    "hbm": "waiting for HBM",
+    "pcie": "offloading to the host",
     "host": "launches and host",
     "input": "waiting for input",
 }
 NOTHING_TO_GAIN = 0.05
-"""Below this share of the step, exposed traffic, bubble and recomputation together are not worth another mesh."""
+"""Below this share of the step, what another plan could save is not worth looking for one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
     """What bounds a step and what speaks for it.
 
-    `bound` and `next_wall` are resources (compute, hbm, ici, dcn, bubble, host, input); `headroom` is 1 - floor/step;
-    `overlap` is the share of all traffic that hides under compute, None where there is none; `redundant` the FLOPs of
-    recomputation over the model's own. `abstains` says why no other mesh would help much, or is None.
+    `bound` and `next_wall` are resources (compute, hbm, ici, dcn, pcie, bubble, host, input); `headroom` is
+    1 - floor/step; `overlap` is the share of all traffic that hides under compute, None where there is none;
+    `redundant` the FLOPs of recomputation over the model's own. `abstains` says why no other mesh would help much, or
+    is None.
     """
 
     bound: str
@@ -44,18 +56,22 @@ class Diagnosis:
 
 
 def resource_seconds(estimate: Estimate) -> dict[str, float]:
-    """The critical path by resource, in seconds; exposed traffic is split between ICI and DCN as the wires are busy."""
+    """The critical path by resource, in seconds; exposed traffic is split between ICI and DCN as the wires are busy.
+
+    Kernels are compute while the matrix units are busy, and HBM while they wait for it.
+    """
     parts, busy = estimate.time_parts, estimate.busy
     exposed = sum(parts[name] for name in WIRES)
     wires = busy["ici"] + busy["dcn"]
     across = busy["dcn"] / wires if wires else 0.0
     return {
-        "compute": parts["matmul"] + parts["attention"] + parts["recompute"] + parts["head"],
-        "hbm": parts["elementwise"] + parts["optimizer"],
+        "compute": busy["compute"],
+        "hbm": max(sum(parts[name] for name in KERNEL_PARTS) - busy["compute"], 0.0) + parts["optimizer"],
         "ici": exposed * (1.0 - across),
         "dcn": exposed * across,
         "bubble": parts["bubble"],
-        "host": parts["host"] + parts["offload"],
+        "pcie": parts["offload"],
+        "host": parts["host"],
         "input": parts["input"],
     }
 
@@ -81,9 +97,8 @@ def diagnose(estimate: Estimate) -> Diagnosis:
 def _bound(seconds: Mapping[str, float], exposed: float, step: float) -> str:
     wire = "dcn" if seconds["dcn"] > seconds["ici"] else "ici"
     taken = {name: seconds[name] for name in seconds if name in THRESHOLDS and name not in ("ici", "dcn")}
-    strain = {name: each / step / THRESHOLDS[name] for name, each in {**taken, wire: exposed}.items()}
-    worst = max(strain, key=lambda name: strain[name])
-    return worst if strain[worst] >= 1.0 else "compute"
+    above = {name: each for name, each in {**taken, wire: exposed}.items() if each >= THRESHOLDS[name] * step}
+    return max(above, key=lambda name: above[name]) if above else "compute"
 
 
 def _evidence(estimate: Estimate, seconds: Mapping[str, float], exposed: float, wires: float) -> list[str]:
@@ -107,15 +122,17 @@ def _evidence(estimate: Estimate, seconds: Mapping[str, float], exposed: float, 
 
 
 def _abstains(estimate: Estimate, bound: str, exposed: float) -> str | None:
+    """Why no other plan would help much; a few host seconds are the same in all plans, launches are not."""
     parts, step = estimate.time_parts, estimate.step_time_s
+    launches = parts["host"] - estimate.overhead_s
     movable = exposed + parts["bubble"] + parts["recompute"] + parts["offload"]
     if bound == "compute" and movable < NOTHING_TO_GAIN * step:
         return (
             f"traffic, bubble and recomputation are {movable / step:.1%} of the step: what is left above the floor is "
             "how well kernels use the chip"
         )
-    if bound in ("host", "input"):
-        return "the step waits for the host, which no mesh changes"
+    if bound == "host" and movable + launches < NOTHING_TO_GAIN * step:
+        return f"{estimate.overhead_s:.3g} s of the step ({estimate.overhead_s / step:.0%}) are the same in every plan"
     return None
 
 

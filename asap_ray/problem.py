@@ -34,10 +34,16 @@ class Problem:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The workload's own precision first, then what the user has opted in to."""
+        """The workload's own precision first, then what the user has opted in to and the chip multiplies."""
         own = self.workload.precision
         extra = self.stack.precisions if "precision" in self.numerics else ()
-        return (own, *(name for name in extra if name != own))
+        return (own, *(name for name in extra if name != own and self.slice.chip.multiplies(name)))
+
+    def mfu(self, step_time_s: float) -> float:
+        """Model FLOPs utilisation: the model's own FLOPs (attention by the keys it sees, nothing recomputed) over what
+        all chips do at their bf16 peak, whatever the precision; so rates of all plans and rows compare, and a narrower
+        format may exceed 1."""
+        return self.workload.model_flops / (step_time_s * self.slice.chips * self.slice.chip.peak_flops["bf16"])
 
 
 def usable_axes(problem: Problem) -> tuple[str, ...]:

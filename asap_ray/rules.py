@@ -141,6 +141,15 @@ def _why_mesh(p: Problem, plan: Plan) -> str:
     )
 
 
+def _why_precision(p: Problem, plan: Plan) -> str:
+    if not p.slice.chip.multiplies(plan.precision):
+        return f"{p.slice.chip.name} does not multiply {plan.precision}, only {', '.join(p.slice.chip.peak_flops)}"
+    return (
+        f"precision {plan.precision} changes numerics: allowed are {', '.join(p.precisions)} "
+        "(space.numerics=[precision] opts in)"
+    )
+
+
 def _rule(
     name: str, reads: str, holds: Callable[[Problem, Columns], np.ndarray], why: Callable[[Problem, Plan], str]
 ) -> Rule:
@@ -261,11 +270,10 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "precision",
         "precision",
-        lambda p, c: np.isin(c["precision"], [PRECISIONS.index(name) for name in p.precisions]),
-        lambda p, plan: (
-            f"precision {plan.precision} changes numerics: allowed are {', '.join(p.precisions)} "
-            f"(space.numerics=[precision] opts in)"
+        lambda p, c: np.isin(
+            c["precision"], [PRECISIONS.index(name) for name in p.precisions if p.slice.chip.multiplies(name)]
         ),
+        _why_precision,
     ),
     _rule(
         "attention",

@@ -31,6 +31,11 @@ DTYPE_BYTES: Mapping[str, float] = {
 }
 
 
+def number_bytes(precision: str) -> float:
+    """Bytes of a number between matmuls, on the wire and in HBM: narrow formats hold operands inside a matmul only."""
+    return max(DTYPE_BYTES[precision], DTYPE_BYTES["bf16"])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """A model trained on `global_batch` sequences of `seq_len` tokens a step."""

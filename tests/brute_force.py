@@ -19,6 +19,7 @@ Factors = tuple[tuple[int, ...], ...]  # [mesh axis][ici axis]
 ORDER = ("data", "fsdp", "pipeline", "context", "expert", "tensor")
 EXPERT = ORDER.index("expert")
 YAML = load_group("stack")
+CHIPS = load_group("hardware")
 TENSORS = {"attn_in", "query", "key_value", "scores", "context", "out", "mlp_in", "gate_up", "act"}
 ROUTED = {"router", "expert_in", "expert_gate_up", "expert_act", "expert_out"}
 
@@ -165,7 +166,9 @@ def sequence_parallel_is_legal(problem: Problem, context: int, tensor: int, on: 
 
 def precision_is_legal(problem: Problem, precision: str) -> bool:
     opted_in = "precision" in problem.numerics and precision in YAML[problem.stack.name]["precisions"]
-    return precision == problem.workload.precision or opted_in
+    return precision in CHIPS[problem.slice.chip.name]["peak_flops"] and (
+        precision == problem.workload.precision or opted_in
+    )
 
 
 def attention_is_legal(problem: Problem, context: int, attention: str) -> bool:

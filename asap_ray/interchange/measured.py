@@ -71,11 +71,8 @@ class MeasuredRow:
 
     @property
     def model_mfu(self) -> float | None:
-        """Model FLOPs (causal attention, nothing recomputed) over the chips' bf16 peak, whatever the precision."""
-        if self.step_time_s is None:
-            return None
-        slice_ = self.problem.slice
-        return self.problem.workload.model_flops / (self.step_time_s * slice_.chips * slice_.chip.peak_flops["bf16"])
+        """`Problem.mfu` of the row's step, or None without a step time."""
+        return None if self.step_time_s is None else self.problem.mfu(self.step_time_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from asap_ray.layers import LatentAttention
 from asap_ray.stack import Remat
 from asap_ray.workload import Workload
 
-NUMBER_BYTES = 2.0
+T = TypeVar("T", float, np.ndarray)
 MASK_BYTES = 1.0
 STATISTIC_BYTES = 4.0
 
@@ -43,15 +44,21 @@ PRODUCT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A tensor kept for the backward pass: bytes a token on one device before sharding, and what shards it.
+    """A tensor kept for the backward pass: `numbers` a token on one device before sharding, and what shards it.
 
-    `kernel` is the attention kernel that leaves it, or "" for any.
+    `fixed_bytes` a token come on top that are as wide in every precision: masks and statistics. `kernel` is the
+    attention kernel that leaves it, or "" for any.
     """
 
     name: str
-    token_bytes: float
+    numbers: float
     shard: str
     kernel: str = ""
+    fixed_bytes: float = 0.0
+
+    def token_bytes(self, number_bytes: T) -> T:
+        """Bytes a token where a number has `number_bytes`."""
+        return self.numbers * number_bytes + self.fixed_bytes
 
 
 def kept_tensors(workload: Workload, group: LayerGroup) -> tuple[Kept, ...]:
@@ -63,42 +70,42 @@ def _attention(workload: Workload, group: LayerGroup) -> Iterator[Kept]:
     architecture = workload.architecture
     d, attention = architecture.d_model, architecture.attention
     dropped = architecture.dropout
-    yield Kept("input", d * NUMBER_BYTES, "sequence")
-    yield Kept("attn_in", d * NUMBER_BYTES, "sequence")
-    yield Kept("query", attention.heads * attention.qk_head_dim * NUMBER_BYTES, "tensor")
+    yield Kept("input", d, "sequence")
+    yield Kept("attn_in", d, "sequence")
+    yield Kept("query", attention.heads * attention.qk_head_dim, "tensor")
     widths = attention.qk_head_dim + attention.v_head_dim
-    yield Kept("key_value", attention.kv_heads * widths * NUMBER_BYTES, "kv")
+    yield Kept("key_value", attention.kv_heads * widths, "kv")
     if isinstance(attention, LatentAttention):
-        yield Kept("query", attention.q_lora_rank * NUMBER_BYTES, "sequence")
+        yield Kept("query", attention.q_lora_rank, "sequence")
         latent = attention.kv_lora_rank + attention.rope_head_dim
-        yield Kept("key_value", latent * NUMBER_BYTES, "sequence")
+        yield Kept("key_value", latent, "sequence")
     # Softmax output, and with dropout its mask and its result; a fused kernel keeps one statistic a head instead.
-    score_bytes = 2 * NUMBER_BYTES + MASK_BYTES if dropped else NUMBER_BYTES
-    yield Kept("scores", attention.heads * workload.seq_len * score_bytes, "tensor", "unfused")
-    yield Kept("context", attention.heads * attention.v_head_dim * NUMBER_BYTES, "tensor")
-    yield Kept("context", attention.heads * STATISTIC_BYTES, "tensor", "flash")
-    yield Kept("out", d * (NUMBER_BYTES + MASK_BYTES * dropped), "sequence")
+    scores = attention.heads * workload.seq_len
+    yield Kept("scores", scores * (1 + dropped), "tensor", "unfused", scores * MASK_BYTES * dropped)
+    yield Kept("context", attention.heads * attention.v_head_dim, "tensor")
+    yield Kept("context", 0, "tensor", "flash", attention.heads * STATISTIC_BYTES)
+    yield Kept("out", d, "sequence", fixed_bytes=d * MASK_BYTES * dropped)
 
 
 def _mixer(architecture: Architecture, group: LayerGroup) -> Iterator[Kept]:
     d = architecture.d_model
-    yield Kept("mlp_in", d * NUMBER_BYTES, "sequence")
+    yield Kept("mlp_in", d, "sequence")
     if group.moe and architecture.experts:
         experts = architecture.experts
         wide = 2 if experts.gated else 1
-        yield Kept("router", experts.experts * STATISTIC_BYTES, "sequence")
-        yield Kept("expert_in", experts.topk * d * NUMBER_BYTES, "sequence")
-        yield Kept("expert_gate_up", experts.topk * wide * experts.d_ff * NUMBER_BYTES, "tensor")
-        yield Kept("expert_act", experts.topk * experts.d_ff * NUMBER_BYTES, "tensor")
-        yield Kept("expert_out", experts.topk * d * NUMBER_BYTES, "sequence")
+        yield Kept("router", 0, "sequence", fixed_bytes=experts.experts * STATISTIC_BYTES)
+        yield Kept("expert_in", experts.topk * d, "sequence")
+        yield Kept("expert_gate_up", experts.topk * wide * experts.d_ff, "tensor")
+        yield Kept("expert_act", experts.topk * experts.d_ff, "tensor")
+        yield Kept("expert_out", experts.topk * d, "sequence")
         width = experts.shared * experts.d_ff
     elif architecture.ffn:
         width, wide = architecture.ffn.d_ff, 2 if architecture.ffn.gated else 1
     else:
         return
-    yield Kept("gate_up", wide * width * NUMBER_BYTES, "tensor")
-    yield Kept("act", width * NUMBER_BYTES, "tensor")
-    yield Kept("act", d * MASK_BYTES * architecture.dropout, "sequence")
+    yield Kept("gate_up", wide * width, "tensor")
+    yield Kept("act", width, "tensor")
+    yield Kept("act", 0, "sequence", fixed_bytes=d * MASK_BYTES * architecture.dropout)
 
 
 def recomputed(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from asap_ray.chip import Chip
+from asap_ray.chip import KIN, Chip
 from asap_ray.errors import ConfigError
 from asap_ray.plan import PRECISIONS
 
@@ -105,11 +105,10 @@ class Machine:
 
 
 def peak_flops(chip: Chip, precisions: tuple[str, ...] = PRECISIONS) -> np.ndarray:
-    """Datasheet FLOP/s of one device by precision code; a format the chip lacks runs at its bf16 rate at best.
+    """Datasheet FLOP/s of one device by precision code; a format the chip lacks, in no legal plan, counts as bf16.
 
-    Block-scaled 8-bit and 4-bit formats share the units of the plain ones.
+    Block-scaled formats share the units of others.
     """
-    kin = {"mxfp8": "fp8", "mxfp4": "nvfp4"}
     known = chip.peak_flops
-    peaks = [known.get(name, known.get(kin.get(name, name), known["bf16"])) for name in precisions]
+    peaks = [known.get(name, known.get(KIN.get(name, name), known["bf16"])) for name in precisions]
     return np.array(peaks) / chip.devices_per_chip

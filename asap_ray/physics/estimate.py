@@ -30,6 +30,8 @@ TIME_PARTS = (
 )
 """Where the critical path of a step goes: compute by kind, traffic by mesh axis as far as it is not hidden, the
 rest."""
+KERNEL_PARTS = ("matmul", "attention", "elementwise", "recompute", "head")
+"""Parts in which kernels run: matrix units compute, or wait for HBM."""
 
 Levels = tuple[np.ndarray, np.ndarray]  # seconds on ICI, on DCN
 RESOURCES = ("compute", "hbm", "ici", "dcn", "pcie", "bubble", "host")
@@ -41,8 +43,8 @@ class Estimate:
 
     `time_parts` are seconds on the critical path and sum to the step; `busy` are seconds in which each resource works,
     hidden or not; `memory_parts` are bytes on the fullest device and sum to `hbm_bytes`; `floor_parts` are the least
-    seconds of each resource. `mfu` counts the model's own FLOPs, attention causal, against the peak of the precision;
-    `redundant` is the FLOPs of recomputation over the model's own. `interval_s` is a 90% interval of the step time.
+    seconds of each resource. `mfu` is `Problem.mfu` of the step; `redundant` is the FLOPs of recomputation over the
+    model's own. `interval_s` is a 90% interval of the step time. `overhead_s` is what of the step no plan changes.
     """
 
     plan: Plan
@@ -59,6 +61,7 @@ class Estimate:
     memory_parts: Mapping[str, float]
     floor_parts: Mapping[str, float]
     redundant: float
+    overhead_s: float = 0.0
     source: str = "roofline"
 
     @property
@@ -95,14 +98,23 @@ def summed(columns: Iterable[np.ndarray]) -> np.ndarray:
     return reduce(np.add, columns)
 
 
-def busy(batches: np.ndarray, parts: Mapping[str, np.ndarray], wires: Mapping[str, Levels]) -> dict[str, np.ndarray]:
-    """Seconds in which each of `RESOURCES` works in a step [plans], from parts of a step and traffic of a micro-batch;
-    `gradient` is of the whole step."""
+def busy(
+    batches: np.ndarray,
+    parts: Mapping[str, np.ndarray],
+    wires: Mapping[str, Levels],
+    waits: np.ndarray,
+    hbm: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Seconds in which each of `RESOURCES` works in a step [plans].
+
+    Made of the parts of a step and, of one micro-batch, its traffic (`gradient` is of the whole step), the seconds in
+    which kernels wait for HBM, and those in which they keep it busy.
+    """
     links = {kind: levels for kind, levels in wires.items() if kind not in ("gradient", "offload")}
     ici, dcn = (sum(levels[k] for levels in links.values()) for k in (0, 1))
     return {
-        "compute": parts["matmul"] + parts["attention"] + parts["recompute"] + parts["head"],
-        "hbm": parts["elementwise"] + parts["optimizer"],
+        "compute": np.maximum(summed(parts[name] for name in KERNEL_PARTS) - batches * waits, 0.0),
+        "hbm": batches * hbm + parts["optimizer"],
         "ici": batches * ici + wires["gradient"][0],
         "dcn": batches * dcn + wires["gradient"][1],
         "pcie": batches * wires["offload"][0],

@@ -23,24 +23,25 @@ from asap_ray.physics.activations import PRODUCT_OF, recomputed
 from asap_ray.physics.calibration import peak_flops
 from asap_ray.physics.state import StateShards, kv_shards
 from asap_ray.physics.traffic import group_links
+from asap_ray.plan import PRECISIONS
 from asap_ray.problem import ZERO_BUBBLE, Columns, Problem
 from asap_ray.space import PlanColumns
 from asap_ray.workload import DTYPE_BYTES
 
 FLOOR_PARTS = ("compute", "hbm", "ici", "dcn")
-STATE_BYTES = 2.0
-"""Fewest bytes of a weight or gradient on the wire or read from HBM, in 16-bit formats; narrower ones count as they
-are."""
+WIDTHS = np.array([DTYPE_BYTES[name] for name in PRECISIONS])
+"""Fewest bytes of a number on the wire or read from HBM, by precision code: what the format itself has."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MeshFloor:
-    """What the floor needs of each mesh: seconds for one token (`token_*`), for one step (`step_*`), bytes for HBM."""
+    """What the floor needs of each mesh, if a number has one byte: seconds of the slowest channel for one token and of
+    the weights for one step [meshes, (ici, dcn)], weights that a rank reads and bytes of its state [meshes]."""
 
-    token: np.ndarray  # [channels, meshes, (ici, dcn)]
+    token: np.ndarray
     step: np.ndarray
     state_bytes: np.ndarray
-    weight_bytes: np.ndarray
+    weights: np.ndarray
 
 
 class FloorPricer:
@@ -62,15 +63,15 @@ class FloorPricer:
         layers = (self.layer_flops + self.again_flops[rows["remat"]]) * (1.0 + fill)
         out = np.empty((4, len(rows)))
         out[0] = (layers + self.other_flops) / (peak * devices)
-        chip = problem.slice.chip
+        chip, width = problem.slice.chip, WIDTHS[rows["precision"]]
         share = 1.0 / stages
         # Weights that fit on the chip could stay there from one micro-batch to the next.
-        reread = np.maximum(self.mesh.weight_bytes[mesh] * share - chip.on_chip_bytes, 0.0)
+        reread = np.maximum(width * share * self.mesh.weights[mesh] - chip.on_chip_bytes, 0.0)
         out[1] = (self.mesh.state_bytes[mesh] * share + 2.0 * batches * reread) / chip.device_hbm_bytes_per_s
         # Tokens that pass through the layers of one device in a step.
         tokens = rows["micro_batch"] * batches * (problem.workload.seq_len * share / rows["context"])
-        out[2] = np.maximum(self.mesh.token[mesh, 0] * tokens, self.mesh.step[mesh, 0] * share)
-        out[3] = np.maximum(self.mesh.token[mesh, 1] * tokens, self.mesh.step[mesh, 1] * share)
+        for k in (0, 1):
+            out[2 + k] = width * np.maximum(self.mesh.token[mesh, k] * tokens, self.mesh.step[mesh, k] * share)
         return out
 
     def seconds(self, rows: PlanColumns) -> np.ndarray:
@@ -80,40 +81,30 @@ class FloorPricer:
 
 def _flops(problem: Problem) -> tuple[float, float, np.ndarray]:
     """FLOPs of a step: the layers' forward and backward, the head's, and what each policy computes again."""
-    workload, policies = problem.workload, problem.stack.remat
-    tokens, attention = workload.tokens_per_step, workload.architecture.attention
-    layers, again = 0.0, np.zeros(len(policies))
-    for group in workload.architecture.groups:
-        for matmul in workload.architecture.matmuls(group):
-            experts = workload.architecture.experts
-            uses = experts.topk if experts and matmul.kind == "expert" else 1
-            flops = 2.0 * tokens * matmul.k * matmul.n * uses * group.count
-            layers += flops
-            if matmul.name in PRODUCT_OF:
-                again += flops * recomputed(policies, PRODUCT_OF[matmul.name])
-        widths = attention.qk_head_dim + attention.v_head_dim
-        flops = 2.0 * tokens * workload.attended(group.window) * attention.heads * widths * group.count
-        layers += flops
-        again += flops * recomputed(policies, "context")
-    head = workload.architecture.head
-    return 3.0 * layers, 3.0 * 2.0 * tokens * head.k * head.n, again
+    policies, parts = problem.stack.remat, problem.workload.flops_by_part()
+    head = parts.pop("head")
+    again = np.zeros(len(policies))
+    for part, flops in parts.items():
+        made = "context" if part == "attention" else PRODUCT_OF.get(part)
+        if made:  # the last matmul of a dense block makes nothing that a gradient needs
+            again += flops * recomputed(policies, made)
+    return 3.0 * sum(parts.values()), 3.0 * head, again
 
 
 def _mesh_floor(problem: Problem, meshes: Meshes, state: StateShards) -> _MeshFloor:
     stack = problem.stack
     links, c = group_links(problem, meshes, None), meshes.columns
-    width = min(DTYPE_BYTES.get(name, STATE_BYTES) for name in (*problem.precisions, "bf16"))
     token = [
-        _tensor_token(problem, links, width),
-        _context_token(problem, links, c, width),
-        _expert_token(problem, links, c, width),
+        _tensor_token(problem, links),
+        _context_token(problem, links, c),
+        _expert_token(problem, links, c),
     ]
     gathered = [
-        np.add(network.all_gather(links[a], n * width), network.reduce_scatter(links[a], n * width))
+        np.add(network.all_gather(links[a], n), network.reduce_scatter(links[a], n))
         for a, n in (("shards", state.dense), ("routed_shards", state.routed))
     ]
     reduced = [
-        np.array(network.all_gather(links[a], n * width))
+        np.array(network.all_gather(links[a], n))
         for a, n in (
             ("replicas", state.dense / state.dense_shards),
             ("routed_replicas", state.routed / state.routed_shards),
@@ -125,30 +116,30 @@ def _mesh_floor(problem: Problem, meshes: Meshes, state: StateShards) -> _MeshFl
         token=np.max(token, axis=0).T,
         step=np.max([gathered[0] + gathered[1], reduced[0] + reduced[1]], axis=0).T,
         state_bytes=local / spread * 2 * (stack.state.optimizer + stack.state.weights * (stack.state.optimizer == 0)),
-        weight_bytes=state.dense * width,
+        weights=state.dense,
     )
 
 
-def _tensor_token(problem: Problem, links: dict[str, network.Link], width: float) -> np.ndarray:
+def _tensor_token(problem: Problem, links: dict[str, network.Link]) -> np.ndarray:
     architecture = problem.workload.architecture
-    block = np.full(len(links["tensor"].n_ici), architecture.d_model * width)
+    block = np.full(len(links["tensor"].n_ici), float(architecture.d_model))
     passes = 4.0 if any(axis.fabric == "switch" for axis in problem.slice.axes) else 8.0
     return np.array(network.all_gather(links["tensor"], block)) * passes * architecture.layers
 
 
-def _context_token(problem: Problem, links: dict[str, network.Link], c: Columns, width: float) -> np.ndarray:
+def _context_token(problem: Problem, links: dict[str, network.Link], c: Columns) -> np.ndarray:
     architecture = problem.workload.architecture
     attention = architecture.attention
     full = sum(group.count for group in architecture.groups if group.window == 0)
     numbers = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim)
-    keys = numbers * width / kv_shards(problem, c["tensor"]) * c["context"]
+    keys = numbers / kv_shards(problem, c["tensor"]) * c["context"]
     one_way = np.array(network.all_gather(links["context"], keys))
     return one_way * 2.0 * full
 
 
-def _expert_token(problem: Problem, links: dict[str, network.Link], c: Columns, width: float) -> np.ndarray:
+def _expert_token(problem: Problem, links: dict[str, network.Link], c: Columns) -> np.ndarray:
     architecture = problem.workload.architecture
     moe = sum(group.count for group in architecture.groups if group.moe)
-    payload = architecture.d_model * width / c["tensor"]
+    payload = architecture.d_model / c["tensor"]
     exchange = np.array(network.all_to_all(links["expert"], payload)) if moe else np.zeros((2, len(payload)))
     return exchange * 4.0 * moe

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.layer import Units
-from asap_ray.physics.matmul import matmul_s
+from asap_ray.physics.matmul import Work, gradients_work, matmul_work
 from asap_ray.workload import Workload
 
-LOGIT_BYTES = 14.0
-"""HBM bytes a logit costs in the loss: written in 16 bits, read and written as float32, read again, gradient
-written."""
+LOGIT_PASSES = 3.0
+"""Times that the loss moves a logit as the matmul writes and reads it: written, read, gradient written."""
+FLOAT_LOGIT_BYTES = 8.0
+"""HBM bytes of a logit besides: written and read as float32."""
 HEAD_KERNELS = 8.0
 
 
-def head_s(workload: Workload, units: Units, machine: Machine) -> np.ndarray:
-    """Seconds of projection and loss, forward and backward, for one micro-batch [units]."""
+def head_work(workload: Workload, units: Units, machine: Machine) -> Work:
+    """Projection and loss, forward and backward, for one micro-batch [units]."""
     head, peak = workload.architecture.head, machine.peaks[units.precision]
-    t, k, n = units.tokens, head.k, head.n / units.tensor
-    matmuls = sum(matmul_s(*shape, peak, machine) for shape in ((t, k, n), (t, n, k), (k, t, n)))
-    return matmuls + t * n * LOGIT_BYTES / machine.hbm_bytes_per_s
+    shape = (units.tokens, head.k, head.n / units.tensor, peak, machine, 1, units.number_bytes)
+    logit_bytes = LOGIT_PASSES * units.number_bytes + FLOAT_LOGIT_BYTES
+    loss = units.tokens * head.n / units.tensor * logit_bytes / machine.hbm_bytes_per_s
+    return matmul_work(*shape) + gradients_work(*shape) + Work.moved(loss)

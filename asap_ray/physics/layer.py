@@ -14,12 +14,13 @@ import numpy as np
 from asap_ray.architecture import Architecture, LayerGroup
 from asap_ray.layers import Matmul
 from asap_ray.physics import network
-from asap_ray.physics.activations import NUMBER_BYTES, PRODUCT_OF, kept_tensors, recomputed
+from asap_ray.physics.activations import PRODUCT_OF, kept_tensors, recomputed
 from asap_ray.physics.calibration import Machine
-from asap_ray.physics.matmul import matmul_s
+from asap_ray.physics.matmul import Work, gradients_work, matmul_work
 from asap_ray.physics.network import Link
+from asap_ray.plan import PRECISIONS
 from asap_ray.stack import Remat
-from asap_ray.workload import Workload
+from asap_ray.workload import Workload, number_bytes
 
 BACKWARD_ATTENTION = 2.5
 """Backward over forward FLOPs of a fused attention kernel: five matmuls against two (FlashAttention-2, arXiv
@@ -34,6 +35,8 @@ PASSES = {"attn_in": 4.0, "mlp_in": 4.0, "act": 3.0, "expert_in": 3.0, "expert_a
 """Times that a forward pass moves a tensor's bytes through HBM to make it: a norm reads its input and the residual and
 writes both; a gate reads twice what it writes."""
 CHANNELS = ("tensor", "context", "expert")
+NUMBER_BYTES = np.array([number_bytes(name) for name in PRECISIONS])
+"""Bytes of a number between matmuls, by precision code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,11 @@ class Units:
     links: dict[str, Link]
 
     @property
+    def number_bytes(self) -> np.ndarray:
+        """Bytes of a number between matmuls, and of what they read and write [units]."""
+        return NUMBER_BYTES[self.precision]
+
+    @property
     def shards(self) -> dict[str, np.ndarray]:
         """Divisors of a tensor's bytes by what shards it [units]."""
         return {"tensor": self.tensor, "kv": self.kv_shards, "sequence": self.sequence_shards}
@@ -58,15 +66,15 @@ class Units:
 
 @dataclass(slots=True)
 class LayerCost:
-    """Seconds of all layers for one micro-batch [units], [units, policies] where a policy decides.
+    """Work of all layers for one micro-batch [units], [units, policies] where a policy decides.
 
     `wire` holds, for each channel, seconds on ICI and on DCN; `again` and `wire_again` are what recomputation adds;
     `kernels` counts launches.
     """
 
-    forward: dict[str, np.ndarray]
-    backward: dict[str, np.ndarray]
-    again: np.ndarray
+    forward: dict[str, Work]
+    backward: dict[str, Work]
+    again: Work
     wire: dict[str, tuple[np.ndarray, np.ndarray]]
     wire_again: dict[str, tuple[np.ndarray, np.ndarray]]
     kernels: np.ndarray
@@ -84,11 +92,10 @@ class LayerPricer:
     def price(self, units: Units) -> LayerCost:
         """Cost of all layers [units]."""
         n, p = len(units.tokens), len(self.policies)
-        zeros = {part: np.zeros(n) for part in ("matmul", "attention", "elementwise")}
         cost = LayerCost(
-            forward=zeros,
-            backward={part: np.zeros(n) for part in zeros},
-            again=np.zeros((n, p)),
+            forward={part: Work.none(n) for part in KERNELS},
+            backward={part: Work.none(n) for part in KERNELS},
+            again=Work.none(n, p),
             wire={channel: (np.zeros(n), np.zeros(n)) for channel in CHANNELS},
             wire_again={channel: (np.zeros((n, p)), np.zeros((n, p))) for channel in CHANNELS},
             kernels=np.zeros((n, p)),
@@ -102,16 +109,15 @@ class LayerPricer:
         self._tensor_wire(cost, units, 1, 1.0, np.zeros(p, bool))
         return cost
 
-    def _add(
-        self, cost: LayerCost, part: str, count: int, times: tuple[np.ndarray, np.ndarray], again: np.ndarray
-    ) -> None:
-        """Add an operation of `count` layers: its forward and backward seconds, and which policies run it `again`."""
-        (forward, backward), (first, second) = times, KERNELS[part]
-        cost.forward[part] += count * forward
-        cost.backward[part] += count * backward
+    def _add(self, cost: LayerCost, part: str, count: int, ways: tuple[Work, Work], again: np.ndarray) -> None:
+        """Add an operation of `count` layers: its work forward and backward, and which policies run it `again`."""
+        (forward, backward), (first, second) = ways, KERNELS[part]
+        forward = forward.times(count)
+        cost.forward[part] += forward
+        cost.backward[part] += backward.times(count)
         cost.kernels += count * (first + second + first * again)
         if again.any():
-            cost.again += (count * forward)[:, None] * again
+            cost.again += Work(*(s[:, None] * again for s in (forward.total_s, forward.waits_s, forward.hbm_s)))
 
     def _matmuls(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         peak = self.machine.peaks[units.precision]
@@ -120,25 +126,26 @@ class LayerPricer:
             flags = recomputed(self.policies, made) if made else self.rerun
             self._add(cost, "matmul", group.count, self._matmul(units, matmul, peak), flags)
 
-    def _matmul(self, units: Units, matmul: Matmul, peak: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _matmul(self, units: Units, matmul: Matmul, peak: np.ndarray) -> tuple[Work, Work]:
         m, k, n, groups = sharded_matmul(self.workload.architecture, matmul, units)
-        forward = matmul_s(m, k, n, peak, self.machine, groups)
-        backward = matmul_s(m, n, k, peak, self.machine, groups) + matmul_s(k, m, n, peak, self.machine, groups)
-        return forward, backward
+        shape = (m, k, n, peak, self.machine, groups, units.number_bytes)
+        return matmul_work(*shape), gradients_work(*shape)
 
     def _attention(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         attention = self.workload.architecture.attention
         peak = self.machine.attention_peaks[units.precision]
         flops = attention_flops(self.workload, group, units)
-        forward, backward = flops / peak, BACKWARD_ATTENTION * flops / peak
+        forward = Work(flops / peak, np.zeros(len(flops)), np.zeros(len(flops)))
+        backward = forward.times(BACKWARD_ATTENTION)
         if np.any(units.unfused):
             # An unfused kernel does not skip the masked half, and moves the scores through HBM.
             keys = self.workload.seq_len
             full = 2.0 * units.tokens * keys * attention.heads / units.tensor
             compute = full * (attention.qk_head_dim + attention.v_head_dim) / self.machine.peaks[units.precision]
-            passes = full / 2 * UNFUSED_SCORE_PASSES * NUMBER_BYTES / self.machine.hbm_bytes_per_s
-            forward = np.where(units.unfused, compute + passes, forward)
-            backward = np.where(units.unfused, 2 * (compute + passes), backward)
+            passes = full / 2 * UNFUSED_SCORE_PASSES * units.number_bytes / self.machine.hbm_bytes_per_s
+            unfused = Work(compute + passes, passes, passes).times(units.unfused)
+            forward = forward.times(~units.unfused) + unfused
+            backward = backward.times(~units.unfused) + unfused.times(2)
         context = recomputed(self.policies, "context")
         scores = recomputed(self.policies, "scores")
         flags = np.where(units.unfused[:, None], context | scores, context)
@@ -147,12 +154,12 @@ class LayerPricer:
     def _elementwise(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         shards = units.shards
         for tensor in kept_tensors(self.workload, group):
-            if tensor.name not in PASSES or not tensor.token_bytes:
+            if tensor.name not in PASSES or not tensor.token_bytes(1.0):
                 continue
-            moved = PASSES[tensor.name] * tensor.token_bytes * units.tokens / shards[tensor.shard]
-            forward = moved / self.machine.hbm_bytes_per_s
+            size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
+            forward = Work.moved(PASSES[tensor.name] * size / self.machine.hbm_bytes_per_s)
             again = recomputed(self.policies, tensor.name)
-            self._add(cost, "elementwise", group.count, (forward, 2 * forward), again)
+            self._add(cost, "elementwise", group.count, (forward, forward.times(2)), again)
 
     def _wires(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         experts = self.workload.architecture.experts if group.moe else None
@@ -175,7 +182,7 @@ class LayerPricer:
         the input once more for the weight gradients. Without, it is one all-reduce each way. A block whose output is
         computed `again` is summed again; a trainer that runs the whole forward pass again gathers again, too.
         """
-        block = copies * units.tokens * self.workload.architecture.d_model * NUMBER_BYTES
+        block = copies * units.tokens * self.workload.architecture.d_model * units.number_bytes
         gather = network.all_gather(units.links["tensor"], block)
         scatter = network.reduce_scatter(units.links["tensor"], block)
         reduce = network.all_reduce(units.links["tensor"], block)
@@ -190,7 +197,7 @@ class LayerPricer:
     def _context_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         attention = self.workload.architecture.attention
         width = attention.kv_heads * (attention.qk_head_dim + attention.v_head_dim)
-        keys = units.tokens * width * NUMBER_BYTES / units.kv_shards * units.context
+        keys = units.tokens * width * units.number_bytes / units.kv_shards * units.context
         gather = network.all_gather(units.links["context"], keys)
         scatter = network.reduce_scatter(units.links["context"], keys)
         flags = recomputed(self.policies, "context")
@@ -201,9 +208,8 @@ class LayerPricer:
     def _expert_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         experts = self.workload.architecture.experts
         assert experts is not None
-        payload = (
-            units.tokens * experts.topk * self.workload.architecture.d_model * NUMBER_BYTES / units.sequence_shards
-        )
+        copies = units.tokens * experts.topk / units.sequence_shards
+        payload = copies * self.workload.architecture.d_model * units.number_bytes
         exchange = network.all_to_all(units.links["expert"], payload)
         flags = recomputed(self.policies, "expert_in").astype(float) + recomputed(self.policies, "expert_out")
         for level in (0, 1):
@@ -231,6 +237,4 @@ def sharded_matmul(
 
 def attention_flops(workload: Workload, group: LayerGroup, units: Units) -> np.ndarray:
     """Forward FLOPs of one layer's scores and values on one device [units]; context ranks share the work evenly."""
-    attention = workload.architecture.attention
-    widths = attention.qk_head_dim + attention.v_head_dim
-    return 2.0 * units.tokens * workload.attended(group.window) * attention.heads * widths / units.tensor
+    return units.tokens * workload.attention_flops_per_token(group.window) / units.tensor

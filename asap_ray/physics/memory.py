@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asap_ray.architecture import LayerGroup
-from asap_ray.physics.activations import NUMBER_BYTES, kept_tensors, on_device, on_host
+from asap_ray.physics.activations import kept_tensors, on_device, on_host
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.layer import Units
 from asap_ray.physics.state import StateShards, holds_both_edges
@@ -49,7 +49,7 @@ def activation_bytes(problem: Problem, units: Units) -> ActivationBytes:
             host += (group.count * size)[:, None] * on_host(policies, name)
         running = np.maximum(running, sum(sizes.values()))
     logits = units.tokens * architecture.vocab / units.tensor * problem.stack.logit_bytes
-    edges = 2 * units.tokens * architecture.d_model * NUMBER_BYTES / units.sequence_shards
+    edges = 2 * units.tokens * architecture.d_model * units.number_bytes / units.sequence_shards
     layers = architecture.layers
     return ActivationBytes(kept=kept / layers, host=host / layers, running=running, logits=logits + edges)
 
@@ -57,7 +57,7 @@ def activation_bytes(problem: Problem, units: Units) -> ActivationBytes:
 def _tensor_bytes(problem: Problem, units: Units, group: LayerGroup) -> dict[str, np.ndarray]:
     shards, sizes = units.shards, {}
     for tensor in kept_tensors(problem.workload, group):
-        size = tensor.token_bytes * units.tokens / shards[tensor.shard]
+        size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
         if tensor.kernel:
             size = size * (units.unfused == (tensor.kernel == "unfused"))
         sizes[tensor.name] = sizes.get(tensor.name, 0.0) + size

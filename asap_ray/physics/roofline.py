@@ -16,21 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 
 from asap_ray.meshes import Meshes
 from asap_ray.physics import network
-from asap_ray.physics.activations import NUMBER_BYTES
-from asap_ray.physics.calibration import Calibration, Machine, peak_flops
+from asap_ray.physics.calibration import Calibration, Machine
 from asap_ray.physics.estimate import TIME_PARTS, Estimate, Levels, Prices, busy, summed
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
-from asap_ray.physics.head import HEAD_KERNELS, head_s
-from asap_ray.physics.layer import CHANNELS, LayerCost, LayerPricer, Units
+from asap_ray.physics.head import HEAD_KERNELS, head_work
+from asap_ray.physics.layer import CHANNELS, NUMBER_BYTES, LayerCost, LayerPricer, Units
 from asap_ray.physics.memory import ActivationBytes, activation_bytes, layers_held, memory_parts
 from asap_ray.physics.network import Link
 from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
-from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic
+from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic, widths
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
 from asap_ray.space import PlanColumns
@@ -38,6 +39,7 @@ from asap_ray.space import PlanColumns
 TOKEN_BYTES = 8.0
 """Bytes of a token that come from the host: its id and the one to be predicted, 32 bits each."""
 ZERO_BUBBLE_SHARE = 1.0 / 3.0
+KNOBS_READ = ("pipeline", "virtual", "accumulation", "schedule", "remat", "zero", "precision")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +89,14 @@ class Pricer:
         """Estimates [plans]."""
         tables = self._tables(rows.meshes)
         batch = self._batch(rows, tables)
-        work = self._work(batch)
+        work, waits, hbm = self._work(batch)
         wires = self._wires(batch, tables)
         memory = self._memory(batch, tables)
         total = {kind: ici + dcn for kind, (ici, dcn) in wires.items()}
         gradient = total.pop("gradient")
         layers = summed(work.values()) - work["head"]
         exposed, shown = self._exposed(layers, work["head"], total)
-        backward = batch.share * summed(batch.cost.backward.values())[batch.of]
+        backward = batch.share * summed(part.total_s for part in batch.cost.backward.values())[batch.of]
         left = layers + work["head"] + summed(exposed.values()) - summed(total.values())
         room = np.maximum(np.minimum(backward, left), 0.0)
         hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, room)
@@ -108,7 +110,7 @@ class Pricer:
             serial_s=summed(serial.values()),
             hbm_bytes=summed(memory.values()),
             time_parts={name: parts[name] for name in TIME_PARTS},
-            busy=busy(batch.c["accumulation"], parts, wires),
+            busy=busy(batch.c["accumulation"], parts, wires, waits, hbm),
             memory_parts=memory,
         )
 
@@ -129,7 +131,7 @@ class Pricer:
     def _batch(self, rows: PlanColumns, tables: _Tables) -> _Batch:
         first, of = self._distinct(rows)
         units = self._units(rows.take(first), tables)
-        c = {name: rows[name] for name in ("pipeline", "virtual", "accumulation", "schedule", "remat", "zero")}
+        c = {name: rows[name] for name in KNOBS_READ}
         held = layers_held(self.problem, c)
         return _Batch(
             rows=rows,
@@ -169,20 +171,26 @@ class Pricer:
             links={role: _link_rows(tables.links[role], rows.mesh) for role in (*CHANNELS, "pipeline")},
         )
 
-    def _work(self, batch: _Batch) -> dict[str, np.ndarray]:
-        """Compute of one micro-batch on the critical stage, by part [plans]."""
-        cost = batch.cost
-        work = {part: batch.share * (cost.forward[part] + cost.backward[part])[batch.of] for part in cost.forward}
-        work["recompute"] = batch.share * batch.by_policy(cost.again)
-        spread = holds_both_edges(self.problem.stack, batch.c)
-        work["head"] = head_s(self.problem.workload, batch.units, self.machine)[batch.of] / np.where(
-            spread, batch.c["pipeline"], 1
-        )
-        return work
+    def _work(self, batch: _Batch) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """Seconds of kernels of one micro-batch on the critical stage, by part, and those of all of them in which the
+        matrix units wait for HBM, and in which HBM is busy [plans]."""
+        cost, of, share = batch.cost, batch.of, batch.share
+        head = head_work(self.problem.workload, batch.units, self.machine)
+        spread = 1.0 / np.where(holds_both_edges(self.problem.stack, batch.c), batch.c["pipeline"], 1)
+        parts = {part: cost.forward[part] + cost.backward[part] for part in cost.forward}
+        work = {part: share * each.total_s[of] for part, each in parts.items()}
+        work["recompute"] = share * batch.by_policy(cost.again.total_s)
+        work["head"] = spread * head.total_s[of]
+        layers = reduce(add, parts.values())
+        waits = share * batch.by_policy(layers.waits_s[:, None] + cost.again.waits_s) + spread * head.waits_s[of]
+        hbm = share * batch.by_policy(layers.hbm_s[:, None] + cost.again.hbm_s) + spread * head.hbm_s[of]
+        return work, waits, hbm
 
     def _wires(self, batch: _Batch, tables: _Tables) -> dict[str, Levels]:
         """Traffic of one micro-batch on one stage, by kind; `gradient` is of the whole step."""
-        cost, share, mesh, (layers, edges) = batch.cost, batch.share, batch.rows.mesh, tables.traffic
+        cost, share, (layers, edges) = batch.cost, batch.share, tables.traffic
+        wide = np.searchsorted(widths(self.problem), NUMBER_BYTES[batch.c["precision"]])
+        mesh = wide * len(tables.meshes) + batch.rows.mesh
         wires: dict[str, Levels] = {}
         for channel in CHANNELS:
             base, again = cost.wire[channel], cost.wire_again[channel]
@@ -201,7 +209,7 @@ class Pricer:
 
     def _sent(self, units: Units) -> Levels:
         """One micro-batch handed to the next stage [units]: inside or across, whichever boundary is the slower one."""
-        block = units.tokens * self.problem.workload.architecture.d_model * NUMBER_BYTES / units.sequence_shards
+        block = units.tokens * self.problem.workload.architecture.d_model * units.number_bytes / units.sequence_shards
         ici, dcn = network.permute(units.links["pipeline"], block)
         return np.where(ici > dcn, ici, 0.0), np.where(ici > dcn, 0.0, dcn)
 
@@ -253,12 +261,11 @@ class Pricer:
         """One estimate each for the rows, which are these plans."""
         prices, floors = self.price(rows), self._tables(rows.meshes).floors.parts(rows)
         workload, slice_ = self.problem.workload, self.problem.slice
-        peaks, again = peak_flops(slice_.chip), self._tables(rows.meshes).floors.again_flops
+        again = self._tables(rows.meshes).floors.again_flops
         wide = 1.0 + self.calibration.uncertainty
         found = []
         for i, plan in enumerate(plans):
             step, floor = float(prices.step_time_s[i]), float(floors[:, i].max())
-            peak = float(peaks[PRECISIONS.index(plan.precision)]) * slice_.devices
             found.append(
                 Estimate(
                     plan=plan,
@@ -266,7 +273,7 @@ class Pricer:
                     interval_s=(max(step / wide, floor), step * wide),
                     floor_s=floor,
                     serial_s=float(prices.serial_s[i]),
-                    mfu=workload.model_flops / (step * peak),
+                    mfu=self.problem.mfu(step),
                     tokens_per_s=workload.tokens_per_step / step,
                     hbm_bytes=float(prices.hbm_bytes[i]),
                     hbm_limit_bytes=slice_.chip.usable_hbm_bytes,
@@ -275,6 +282,7 @@ class Pricer:
                     memory_parts=_row(prices.memory_parts, i),
                     floor_parts={name: float(floors[k, i]) for k, name in enumerate(FLOOR_PARTS)},
                     redundant=float(again[int(rows["remat"][i])]) / workload.model_flops,
+                    overhead_s=self.calibration.step_overhead_s,
                 )
             )
         return found

@@ -15,13 +15,13 @@ import numpy as np
 from asap_ray.hardware import Slice
 from asap_ray.meshes import Meshes
 from asap_ray.physics import network
-from asap_ray.physics.activations import NUMBER_BYTES
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.network import Link
 from asap_ray.physics.state import StateShards
 from asap_ray.plan import AXES
 from asap_ray.problem import Columns, Problem
 from asap_ray.rates import GroupRates, group_rates
+from asap_ray.workload import number_bytes
 
 BETWEEN_SUBDIVIDED = ("context", "fsdp", "data")
 """Axes within which an expert group lies where it subdivides them, from the nearest ranks outwards; those that shard
@@ -30,7 +30,7 @@ weights come first."""
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """Seconds on ICI and on DCN [2, meshes] for some of one rank's weights.
+    """Seconds on ICI and on DCN [2, widths * meshes] for some of one rank's weights, for each width of a number.
 
     `gather` brings the fsdp group's shards together once, `scatter` sums and splits their gradients once; `reduce`
     makes replicas agree on gradients, `spread` does so with a sharded optimizer (ZeRO): scatter gradients, gather
@@ -46,22 +46,31 @@ class StepTraffic:
 def step_traffic(problem: Problem, links: Mapping[str, Link], state: StateShards) -> tuple[StepTraffic, StepTraffic]:
     """Traffic of weights and gradients by mesh: of all layers, of which a stage has its share, and of embedding and
     head. Layers are gathered one at a time, gradients reduced in large buckets."""
-    layers, ratio = problem.workload.architecture.layers, problem.stack.state.gradient_wire / NUMBER_BYTES
+    layers, experts = problem.workload.architecture.layers, problem.workload.architecture.experts
     dense, routed = (links["shards"], links["replicas"]), (links["routed_shards"], links["routed_replicas"])
-    inside = _traffic(dense, state.dense, state.dense_shards, layers, ratio)
-    if problem.workload.architecture.experts:
-        inside = inside + _traffic(routed, state.routed, state.routed_shards, layers, ratio)
-    edges = _traffic(dense, state.edges, state.dense_shards, 1, ratio)
-    return StepTraffic(*inside), StepTraffic(*edges)
+    inside, edges = [], []
+    for width in widths(problem):
+        wide = (width, max(problem.stack.state.gradient_wire, width))
+        layer = _traffic(dense, state.dense, state.dense_shards, layers, wide)
+        if experts:
+            layer = layer + _traffic(routed, state.routed, state.routed_shards, layers, wide)
+        inside.append(layer)
+        edges.append(_traffic(dense, state.edges, state.dense_shards, 1, wide))
+    return StepTraffic(*np.concatenate(inside, axis=2)), StepTraffic(*np.concatenate(edges, axis=2))
+
+
+def widths(problem: Problem) -> tuple[float, ...]:
+    """Bytes of a number between matmuls, for the precisions of a problem's plans, ascending."""
+    return tuple(sorted({number_bytes(name) for name in problem.precisions}))
 
 
 def _traffic(
-    links: tuple[Link, Link], parameters: np.ndarray, ways: np.ndarray, pieces: int, ratio: float
+    links: tuple[Link, Link], parameters: np.ndarray, ways: np.ndarray, pieces: int, wide: tuple[float, float]
 ) -> np.ndarray:
-    """Seconds to gather, scatter, reduce and spread parameters held by `ways` ranks [4, 2, meshes]; gradients are
-    `ratio` times as wide as what is gathered."""
-    shards, replicas = links
-    piece, held = parameters / pieces * NUMBER_BYTES, parameters / ways * NUMBER_BYTES
+    """Seconds to gather, scatter, reduce and spread parameters held by `ways` ranks [4, 2, meshes]; `wide` are bytes of
+    a weight and of a gradient on the wire."""
+    (shards, replicas), ratio = links, wide[1] / wide[0]
+    piece, held = parameters / pieces * wide[0], parameters / ways * wide[0]
     spread = np.add(network.reduce_scatter(replicas, held * ratio), network.all_gather(replicas, held))
     return np.array(
         [

@@ -79,7 +79,7 @@ def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
     used = f"{units.percent(best.hbm_bytes / best.hbm_limit_bytes)} of {units.gigabytes(best.hbm_limit_bytes)} usable"
     return [
         ("Step time", units.seconds(best.step_time_s), f"likely {units.seconds(low)} to {units.seconds(high)}"),
-        ("MFU", units.percent(best.mfu), f"of {where.chip.name}'s datasheet peak"),
+        ("MFU", units.percent(best.mfu), f"of {where.chip.name}'s bf16 datasheet peak"),
         ("Tokens/s", units.scaled(best.tokens_per_s), f"{units.scaled(best.tokens_per_s / where.chips)} a chip"),
         ("Floor", units.seconds(best.floor_s), f"step is {units.times(best.step_time_s / best.floor_s)} of it"),
         ("Memory", units.gigabytes(best.hbm_bytes), used),

@@ -163,7 +163,7 @@ def state_bytes(problem: Problem, sizes: dict[str, int], zero: int) -> float:
     """Weights, gradients and optimizer state of one device, with no activations at all."""
     c = {name: np.array([size]) for name, size in sizes.items()}
     schedule = NONE if sizes["pipeline"] == 1 else GPIPE if problem.stack.holds_all else ONE_F_ONE_B
-    knobs = {"virtual": 1, "accumulation": 8, "schedule": schedule, "zero": zero}
+    knobs = {"virtual": 1, "accumulation": 8, "schedule": schedule, "zero": zero, "precision": 0}
     c |= {name: np.array([value]) for name, value in knobs.items()}
     none = np.zeros(1)
     calibration = CALIBRATIONS[problem.slice.chip.kind]
@@ -249,7 +249,7 @@ def test_a_policy_that_keeps_more_stores_more_and_computes_less(model, stack, un
     problem = problem_of(model, "h100x8", stack, 64, 2048)
     kept = activation_bytes(problem, units(1, 2048, 8, 1, 1, 1, unfused)).kept[0]
     pricer = Pricer(problem, CALIBRATIONS["gpu"])
-    again = pricer.layers.price(units(1, 2048, 8, 1, 1, 1, unfused)).again[0]
+    again = pricer.layers.price(units(1, 2048, 8, 1, 1, 1, unfused)).again.total_s[0]
     for i, one in enumerate(problem.stack.remat):
         for j, other in enumerate(problem.stack.remat):
             if one.saved <= other.saved and one.offload_input == other.offload_input and not one.offloaded:

@@ -149,8 +149,8 @@ def test_recomputation_takes_the_time_of_the_forward_pass(physics, stack, again)
     cost = pricer.price(units())
     full = problem.stack.remat_names.index("full")
     down = 32 * 2 * 4096 * 11008 * 4096 / 459e12  # 11008 = 86 x 128: full tiles
-    forward = float(sum(part[0] for part in cost.forward.values()))
-    assert cost.again[0, full] == pytest.approx(forward - (0 if again else down), rel=1e-9)
+    forward = float(sum(part.total_s[0] for part in cost.forward.values()))
+    assert cost.again.total_s[0, full] == pytest.approx(forward - (0 if again else down), rel=1e-9)
 
 
 def test_selective_recomputation_is_attention_alone(physics):
@@ -235,8 +235,8 @@ def test_norms_and_gates_move_their_bytes(physics):
     cost = LayerPricer(problem.workload, machine, problem.stack.remat, reruns_output=False).price(units())
     norms, gate = 2 * 4 * 4096 * 2, 3 * 11008 * 2  # bytes a token
     forward = 32 * 4096 * (norms + gate) / 2.765e12
-    assert cost.forward["elementwise"][0] == pytest.approx(forward, rel=1e-12)
-    assert cost.backward["elementwise"][0] == pytest.approx(2 * forward, rel=1e-12)
+    assert cost.forward["elementwise"].total_s[0] == pytest.approx(forward, rel=1e-12)
+    assert cost.backward["elementwise"].total_s[0] == pytest.approx(2 * forward, rel=1e-12)
 
 
 def test_a_tensor_parallel_matmul_on_a_gpu_by_hand(physics):
@@ -254,5 +254,5 @@ def test_a_tensor_parallel_matmul_on_a_gpu_by_hand(physics):
         area = min(ceil(tiles / 132) * 132 * 128**2, ceil(small / 528) * 528 * 64**2 / 0.75)
         return 2 * k * area / 989.5e12
 
-    assert forward[0] == pytest.approx(waves(4096, 4096, 2752), rel=1e-12)
-    assert backward[0] == pytest.approx(waves(4096, 2752, 4096) + waves(4096, 4096, 2752), rel=1e-12)
+    assert forward.total_s[0] == pytest.approx(waves(4096, 4096, 2752), rel=1e-12)
+    assert backward.total_s[0] == pytest.approx(waves(4096, 2752, 4096) + waves(4096, 4096, 2752), rel=1e-12)

@@ -112,7 +112,7 @@ def test_the_stage_with_the_logits_is_reported_where_it_is_the_fuller_one(physic
     assert parts["logits"] > 8 * 2 * 8192 * 128256
     llama = problem.workload.architecture
     kept = 16 * 2 * 8192 * 4096 * 2  # one micro-batch's inputs, not two
-    running = sum(t.token_bytes for t in kept_tensors(problem.workload, llama.groups[0]) if t.kernel != "unfused")
+    running = sum(t.token_bytes(2.0) for t in kept_tensors(problem.workload, llama.groups[0]) if t.kernel != "unfused")
     assert parts["activations"] == pytest.approx(kept + 2 * 8192 * (running - 4096 * 2), rel=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_latents_are_split_with_the_sequence(physics):
         for tensor in kept_tensors(problem.workload, problem.workload.architecture.groups[-1])
         if tensor.name in ("query", "key_value") and tensor.shard == "sequence"
     ]
-    assert sum(tensor.token_bytes for tensor in latents) == 2 * (1536 + 512 + 64)
+    assert sum(tensor.token_bytes(2.0) for tensor in latents) == 2 * (1536 + 512 + 64)
 
 
 def test_what_no_tensor_explains_is_a_share_of_the_rest(physics):

@@ -15,7 +15,7 @@ from asap_ray.hardware import make_slice
 from asap_ray.meshes import meshes_of
 from asap_ray.physics import network
 from asap_ray.physics.calibration import Machine
-from asap_ray.physics.matmul import matmul_s
+from asap_ray.physics.matmul import matmul_work
 from asap_ray.physics.memory import activation_bytes
 from asap_ray.physics.roofline import Pricer
 from asap_ray.physics.traffic import group_links
@@ -24,6 +24,11 @@ from asap_ray.space import Space
 from asap_ray.stack import Remat
 
 DAY = 86_400.0
+
+
+def matmul_s(*shape):
+    """Seconds of a matmul."""
+    return matmul_work(*shape).total_s
 
 
 def links(
