@@ -74,7 +74,7 @@ def _clustered(factors: NDArray[np.integer], member: NDArray[np.bool_]) -> NDArr
     own, other = (factors > 1) & member, (factors > 1) & ~member
     outer = np.logical_or.accumulate(own, axis=1)
     inner = np.logical_or.accumulate(own[:, ::-1], axis=1)[:, ::-1]
-    return (other & outer & inner).any(axis=1)
+    return np.asarray((other & outer & inner).any(axis=1))
 
 
 def alone(n: NDArray[np.int64], *figures: NDArray) -> tuple[NDArray, ...]:
