@@ -145,10 +145,10 @@ def six(values: Iterable[int]) -> Six:
 
 
 def _parse_axis(text: str, key: str) -> tuple[int, int, tuple[int, ...]]:
-    inside, _, across = text.partition("x")
-    size, _, where = inside.partition("@")
-    ici, dcn = _positive(size, key), _positive(across, key) if across else 1
-    parts = tuple(_positive(part, key) for part in where.split(".")) if where else ()
+    inside, crosses, across = text.partition("x")
+    size, lies, where = inside.partition("@")
+    ici, dcn = _positive(size, key), _positive(across, key) if crosses else 1
+    parts = tuple(_positive(part, key) for part in where.split(".")) if lies else ()
     if parts and math.prod(parts) != ici:
         raise ConfigError(key, text, f"the parts {where} multiply to {math.prod(parts)}, not to {ici}")
     return ici, dcn, parts

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -26,11 +28,25 @@ def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     Raises:
         ConfigError: a file of `config_dir` has a name that is taken; it would be ignored.
     """
+    if config_dir:
+        _refuse_aliases(config_dir)
     ours = {path.stem: path for path in (data_dir("conf") / group).glob("*.yaml")}
     theirs = {path.stem: path for path in (Path(config_dir) / group).glob("*.yaml")} if config_dir else {}
     if taken := sorted(ours.keys() & theirs.keys()):
         raise ConfigError("config_dir", theirs[taken[0]], f"a name of its own: {group}={taken[0]} is built in")
     return dict(sorted((ours | theirs).items()))
+
+
+@lru_cache(maxsize=8)
+def _refuse_aliases(config_dir: str) -> None:
+    # Aliases can make a few lines stand for more than any memory holds, and no setting needs one.
+    for path in sorted(Path(config_dir).rglob("*.yaml")):
+        try:
+            aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(path.read_text(), yaml.SafeLoader))
+        except (OSError, ValueError, YAMLError):
+            continue  # whoever needs this file reads it, and says what is wrong with it
+        if aliased:
+            raise ConfigError("config_dir", path, "a settings file without YAML aliases (*name)")
 
 
 def read_settings(path: Path) -> dict[str, Any]:

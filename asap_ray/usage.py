@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -34,7 +35,7 @@ def help_text(config_dir: str | None = None) -> str:
     parts = (
         HEAD,
         "tasks:\n" + _table(TASKS.items()),
-        "models (+model=NAME, or +model.hf_config=PATH of a Hugging Face config.json):\n" + _names("model", config_dir),
+        "models (+model=NAME, or +model.hf_config=PATH of a Hugging Face config.json):\n" + _models(config_dir),
         "slices (hardware=NAME, or a list in brackets):\n" + _slices(config_dir),
         "stacks (stack=NAME):\n" + _names("stack", config_dir),
         "keys and defaults:\n" + _table((f"{key}={default}", text) for key, default, text in _keys()),
@@ -42,6 +43,15 @@ def help_text(config_dir: str | None = None) -> str:
         "examples:\n" + EXAMPLES,
     )
     return "\n\n".join(parts)
+
+
+def _models(config_dir: str | None) -> str:
+    """Every model; a short name says which one it is short for."""
+    names = []
+    for name, path in setting_files("model", config_dir).items():
+        short_for = re.search(r"^defaults: \[(\w+), _self_\]", path.read_text(encoding="utf-8"), re.MULTILINE)
+        names.append(f"{name} (= {short_for[1]})" if short_for else name)
+    return textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _names(group: str, config_dir: str | None) -> str:
@@ -63,7 +73,7 @@ def _slices(config_dir: str | None) -> str:
         ("h100x64", "GPUs in all; h100:8x8 is NVLink domains x GPUs in each"),
     )
     chips = load_group("hardware", config_dir)
-    kinds = {kind: [name for name, chip in chips.items() if chip.get("kind") == kind] for kind in ("tpu", "gpu")}
+    kinds = {kind: [str(c["name"]) for c in chips.values() if c.get("kind") == kind] for kind in ("tpu", "gpu")}
     lines = (f"{kind.upper()} chips: {', '.join(names)}" for kind, names in kinds.items() if names)
     wrapped = (textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines)
     return "\n".join((_table(forms), *wrapped))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -258,3 +259,17 @@ def test_cfg_job_prints_the_configuration_and_runs_nothing(command) -> None:
     assert printed["hardware"] == {"slices": ["h100x8"]}
     assert json.dumps(printed)
     assert list(Path.cwd().iterdir()) == []
+
+
+def test_yaml_that_stands_for_more_than_memory_holds_is_refused(command, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    grown = (f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools.pairwise("abcdefghij"))
+    lines = ["a: &a [x, x]", *grown]
+    (tmp_path / "model" / "mine.yaml").write_text("\n".join(lines))
+    ended = command("+model=mine", "--config-dir", str(tmp_path))
+    assert ended.status == 1
+    assert "mine.yaml: a settings file without YAML aliases" in ended.err
+
+
+def test_help_says_which_model_a_short_name_is(command) -> None:
+    assert "llama405b (= llama3_1_405b)" in command("--help").out

@@ -111,6 +111,8 @@ def test_every_field_has_a_place_in_the_line() -> None:
         ("tensr=8", "plan=tensr=8", "did you mean tensor"),
         ("tensor", "plan.tensor=''", "a positive whole number"),
         ("nonsense", "plan=nonsense", "unknown field"),
+        ("fsdp=8x", "plan.fsdp", "a positive whole number"),
+        ("fsdp=8@", "plan.fsdp", "a positive whole number"),
         ("tensor=8 tensor=4", "plan=tensor=4", "given twice"),
         ("tensor=0", "plan.tensor=0", "a positive whole number"),
         ("tensor=-2", "plan.tensor=-2", "a positive whole number"),
