@@ -20,7 +20,9 @@ from tests.problems import CHIPS
 
 
 @pytest.mark.parametrize(
-    "words", [("-c", "import asap_ray"), ("-m", "asap_ray", "--help"), ("-m", "asap_ray", "+model=lama70b")]
+    "words",
+    [("-c", "import asap_ray"), ("-m", "asap_ray", "--help"), ("-m", "asap_ray", "+model=lama70b")],
+    ids=["import", "help", "mistake"],
 )
 def test_start(benchmark: BenchmarkFixture, words: tuple[str, ...]) -> None:
     benchmark.pedantic(lambda: subprocess.run([sys.executable, *words], capture_output=True), rounds=5)
