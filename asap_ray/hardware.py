@@ -238,12 +238,15 @@ def _group(given: str, rest: str, chip: Chip, slices: int) -> tuple[tuple[int, .
     count, explicit = _COUNT[chip.kind].fullmatch(rest), _TOPOLOGY.fullmatch(rest)
     if chip.kind == "gpu":
         if slices > 1:
-            raise ConfigError("hardware", given, f"domains of GPUs are written {chip.name}:DOMAINSxGPUS")
+            form = f"{chip.name}:{slices}x{rest[1:] or chip.max_domain}"
+            raise ConfigError(
+                "hardware", given, f"domains of GPUs are written {chip.name}:DOMAINSxGPUS, such as {form}"
+            )
         if explicit:
             return _domains(given, chip, tuple(map(int, explicit[1].split("x"))))
         if count:
             return _whole_domains(given, chip, int(count[1]))
-        form = f"{chip.name}xGPUS, or {chip.name}:DOMAINSxGPUS"
+        form = f"{chip.name.removesuffix('x')}xGPUS, or {chip.name}:DOMAINSxGPUS"
         raise ConfigError("hardware", given, form, _examples([chip]))
     if explicit:
         return _torus(given, chip, tuple(sorted(map(int, explicit[1].split("x"))))), slices
@@ -267,7 +270,9 @@ def _torus(given: str, chip: Chip, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
     sold = ", ".join("x".join(map(str, shape)) for shape in chip.shapes)
     more = f" or multiples of 4x4x4, at most {chip.max_domain} chips" if chip.wrap == "cube" else ""
-    raise ConfigError("hardware", given, f"{chip.name} comes as {sold}{more}", _examples([chip]))
+    near = min(ladder(chip), key=lambda rung: (rung.slices, abs(math.log(math.prod(shape) / rung.ici_chips))))
+    form = f"{chip.name}:{'x'.join(map(str, near.topology))}"
+    raise ConfigError("hardware", given, f"{chip.name} comes as {sold}{more}; nearest {form}")
 
 
 def _no_such_count(given: str, chip: Chip, chips: float, slices: int) -> ConfigError:
