@@ -297,3 +297,23 @@ def test_an_incomplete_chip_file_names_what_is_missing() -> None:
 
 def test_axes_of_two_are_one_pair_of_links() -> None:
     assert not any(axis.wrap for axis in make_slice(CHIPS["v5p"], (2, 2, 2)).axes)
+
+
+@pytest.mark.parametrize("name", ["v5p-128", "v5e-16", "v5e-256", "v5p-32", "tpu7x-16", "h100x8", "mi300x8", "v5e-1"])
+def test_what_a_device_can_send_is_its_share_of_all_links(name: str) -> None:
+    slice_ = parse_slice(name, CHIPS)
+    between = [axis for axis in slice_.axes if not axis.on_chip]
+    total = 0.0
+    for axis in between:
+        if axis.fabric == "switch":
+            total += slice_.ici_devices * axis.bytes_per_s
+            continue
+        others = slice_.ici_devices // axis.size
+        if axis.fabric == "mesh":
+            pairs = [(i, j) for i in range(axis.size) for j in range(axis.size) if i != j]
+        else:
+            steps = [(i, i + way) for i in range(axis.size) for way in (1, -1)]
+            pairs = [(i, j) for i, j in steps if axis.size > 1 and (axis.wrap or 0 <= j < axis.size)]
+        total += others * len(pairs) * axis.bytes_per_s
+    assert slice_.ici_bytes_per_s == pytest.approx(total / slice_.ici_devices)
+    assert (len(between) < len(slice_.axes)) == (slice_.chip.devices_per_chip > 1)
