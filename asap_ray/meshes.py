@@ -36,11 +36,8 @@ class Meshes:
     def plan_fields(self, mesh: int) -> tuple[Six, Six, tuple[tuple[int, ...], ...]]:
         """`ici`, `dcn` and `layout` of one mesh, as a `Plan` takes them; no layout where nothing lies on two ICI
         axes."""
-        factors = self.table.factors[mesh]
-        choice = factors.shape[1] > 1 and factors.max() > 1
-        layout = tuple(tuple(int(f) for f in row) for row in factors) if choice else ()
         ici, dcn = (six(int(self.columns[f"{axis}_{level}"][mesh]) for axis in AXES) for level in ("ici", "dcn"))
-        return ici, dcn, layout
+        return ici, dcn, self.table.plan_layout(mesh)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,25 +113,31 @@ def meshes_of(problem: Problem, plans: list[Plan]) -> Meshes:
     return Meshes(columns=_columns(ici, dcn), table=LayoutTable(**joined))
 
 
+def layouts_of(problem: Problem, ici: Six) -> LayoutTable:
+    """The useful layouts of a plan's ICI sizes; an expert axis that subdivides the others lies where they lie."""
+    fixed = list(ici)
+    if not problem.stack.expert_multiplies:
+        fixed[AXES.index("expert")] = 1
+    return layouts(problem.slice, sizes=tuple(fixed))
+
+
 def laid_out(problem: Problem, plan: Plan) -> LayoutTable:
     """The useful layouts of a plan's ICI sizes; one if the plan names it.
 
     Raises:
         ConfigError: the sizes do not fill the slice, or the layout named is not one of the useful ones.
     """
-    sizes = list(plan.ici)
-    if not problem.stack.expert_multiplies:
-        sizes[AXES.index("expert")] = 1
-    table = layouts(problem.slice, sizes=tuple(sizes))
-    known = [tuple(tuple(int(f) for f in row) for row in factors) for factors in table.factors]
-    if not known:
+    table = layouts_of(problem, plan.ici)
+    if not len(table):
         raise ConfigError(
             "plan", plan.line, f"its ici sizes do not fill the {problem.slice.ici_devices} devices inside"
         )
     if not plan.layout or len(problem.slice.axes) == 1:
         return table
+    known = [table.plan_layout(row) for row in range(len(table))]
     if plan.layout not in known:
-        lines = [" ".join(f"{a}@{'.'.join(map(str, k[i]))}" for i, a in enumerate(AXES) if sizes[i] > 1) for k in known]
+        shown = [i for i in range(len(AXES)) if table.sizes[0, i] > 1]
+        lines = [" ".join(f"{AXES[i]}@{'.'.join(map(str, layout[i]))}" for i in shown) for layout in known]
         raise ConfigError("plan", plan.line, f"the layouts worth having are {'; '.join(lines)}", lines)
     return table.take(np.array([known.index(plan.layout)]))
 

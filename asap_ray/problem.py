@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from asap_ray.stack import Stack
 from asap_ray.workload import Workload
 
 Columns = Mapping[str, np.ndarray]
+Size = TypeVar("Size", int, np.ndarray)
 NONE, GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = range(len(SCHEDULES))
 FLASH, UNFUSED = range(len(ATTENTION_KERNELS))
 MESH_COLUMNS = AXES + tuple(f"{axis}_{level}" for axis in AXES for level in ("ici", "dcn"))
@@ -52,8 +54,8 @@ def usable_axes(problem: Problem) -> tuple[str, ...]:
     return tuple(axis for axis in problem.stack.axes if axis != "expert" or moe)
 
 
-def batch_shards(stack: Stack, c: Columns) -> np.ndarray:
-    """Ranks over which the batch is split [plans]: data, fsdp, and expert where that axis multiplies."""
+def batch_shards(stack: Stack, c: Mapping[str, Size]) -> Size:
+    """Ranks over which the batch is split (of columns [plans]): data, fsdp, and expert where that axis multiplies."""
     shards = c["data"] * c["fsdp"]
     return shards * c["expert"] if stack.expert_multiplies else shards
 

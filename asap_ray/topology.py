@@ -55,6 +55,13 @@ class LayoutTable:
         """Number of layouts."""
         return len(self.factors)
 
+    def plan_layout(self, row: int) -> tuple[tuple[int, ...], ...]:
+        """One layout as a `Plan` takes it; empty where nothing lies on two ICI axes."""
+        factors = self.factors[row]
+        if factors.shape[1] == 1 or factors.max() == 1:
+            return ()
+        return tuple(tuple(int(f) for f in steps) for steps in factors)
+
     def take(self, rows: NDArray[np.intp]) -> LayoutTable:
         """The table of the given rows only."""
         return LayoutTable(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})

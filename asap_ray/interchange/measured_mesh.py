@@ -13,10 +13,10 @@ import numpy as np
 from asap_ray.chip import Chip
 from asap_ray.hardware import Slice, default_topology, make_slice
 from asap_ray.interchange.measured_words import Unmappable, whole
+from asap_ray.meshes import layouts_of
 from asap_ray.plan import AXES, Plan, six
-from asap_ray.problem import Problem
+from asap_ray.problem import Problem, batch_shards
 from asap_ray.stack import Stack
-from asap_ray.topology import layouts
 
 Row = Mapping[str, Any]
 INSIDE_OUT = ("tensor", "context", "expert", "fsdp", "data", "pipeline")
@@ -37,8 +37,7 @@ class Degrees:
 
     def batch_ranks(self, stack: Stack) -> int:
         """Ranks that the batch is split over."""
-        ranks = self.sizes["data"] * self.sizes["fsdp"]
-        return ranks * self.sizes["expert"] if stack.expert_multiplies else ranks
+        return batch_shards(stack, self.sizes)
 
 
 def mesh_degrees(row: Row, stack: Stack, devices: int) -> Degrees:
@@ -133,12 +132,9 @@ def _layout(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], ...]:
     """Of the useful layouts the one that serves the inner axes best, as JAX assigns torus axes to a mesh."""
     if len(problem.slice.axes) == 1:
         return ()
-    sizes = list(plan.ici)
-    if not problem.stack.expert_multiplies:
-        sizes[AXES.index("expert")] = 1
-    table = layouts(problem.slice, sizes=tuple(sizes))
+    table = layouts_of(problem, plan.ici)
     if not len(table):
         raise Unmappable("mesh: its axes have no layout on the torus")
     rates = [-table.gather_bytes_per_s[:, AXES.index(axis)] for axis in reversed(INSIDE_OUT)]
     best = int(np.lexsort(rates)[0])
-    return tuple(tuple(int(f) for f in row) for row in table.factors[best])
+    return table.plan_layout(best)

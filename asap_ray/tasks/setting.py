@@ -18,7 +18,7 @@ from asap_ray.interchange.huggingface import read_config
 from asap_ray.narrowing import fixed, forbidden
 from asap_ray.physics.calibration import Calibration, calibration_from_mapping
 from asap_ray.plan import KNOBS, Plan
-from asap_ray.problem import Problem
+from asap_ray.problem import Problem, batch_shards
 from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
@@ -211,7 +211,7 @@ def given_fields(text: str, key: str) -> dict[str, object]:
 def completed(problem: Problem, plan: Plan, given: Mapping[str, object]) -> Plan:
     """A plan whose knobs that were not given are set to what its axes ask for, as far as that is plain."""
     stack, axes = problem.stack, plan.axes
-    share = axes["data"] * axes["fsdp"] * (axes["expert"] if stack.expert_multiplies else 1) * plan.micro_batch
+    share = batch_shards(stack, axes) * plan.micro_batch
     wanted: dict[str, object] = {
         "accumulation": max(problem.workload.global_batch // share, 1),
         "remat": stack.remat_names[0],
