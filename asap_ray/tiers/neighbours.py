@@ -8,20 +8,45 @@ knob alone (and the accumulation with the micro-batch).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asap_ray.narrowing import Narrowing, fixed
 from asap_ray.physics.estimate import Neighbour
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, SCHEDULES, Plan, Six
-from asap_ray.problem import Problem, coding, columns_of, usable_axes
+from asap_ray.problem import Columns, Problem, batch_shards, columns_of, usable_axes
 from asap_ray.rules import RULES, broken
 from asap_ray.space import MESH_BLOCK, PlanColumns, Space, divisors
 from asap_ray.tiers.roofline import Roofline
 
 SAME = ("remat", "precision", "attention")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Near(Narrowing):
+    """Open on meshes that lie one step away: an axis has its target's size, and at most one other has changed."""
+
+    axes: Mapping[str, int]
+    targets: tuple[tuple[int, int], ...]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The sizes of all axes."""
+        return frozenset(AXES)
+
+    def open(self, columns: Columns) -> np.ndarray:
+        """Which rows stay open [plans]."""
+        alike = np.array([columns[axis] == size for axis, size in self.axes.items()])
+        near = [(columns[AXES[axis]] == size) & _one_other(alike, axis) for axis, size in self.targets]
+        return np.logical_or.reduce(near) if near else np.zeros(alike.shape[1], bool)
+
+
+def _one_other(alike: np.ndarray, axis: int) -> np.ndarray:
+    """Where at most one axis but this one differs [plans]; `alike` says which are as they were [axes, plans]."""
+    return alike.sum(axis=0) - alike[axis] >= len(AXES) - 2
 
 
 def neighbours(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
@@ -33,15 +58,12 @@ def _axes(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
     targets = list(_targets(space, plan))
     found: dict[tuple[int, int], tuple[float, Plan]] = {}
     pricer = Pricer(tier.problem, tier.calibration)
-    codes = coding(tier.problem)
-    same = {name: codes[name].index(getattr(plan, name)) for name in SAME}
-    for chunk in space.chunks():
-        rows = chunk.take(np.logical_and.reduce([chunk[name] == code for name, code in same.items()]))
+    near = Near(name="near", tests=(), keep=True, author="asap_ray", reason="", axes=plan.axes, targets=tuple(targets))
+    for rows in space.narrowed(*fixed(tier.problem, {name: getattr(plan, name) for name in SAME}), near).chunks():
         alike = np.array([rows[axis] == size for axis, size in plan.axes.items()])
         for target in targets:
             axis, size = target
-            others = alike.sum(axis=0) - alike[axis]
-            picked = rows.take((rows[AXES[axis]] == size) & (others >= len(AXES) - 2))
+            picked = rows.take((rows[AXES[axis]] == size) & _one_other(alike, axis))
             if len(picked):
                 _keep(found, target, space, picked, pricer)
     estimates = dict(zip(found, tier.estimates([each for _, each in found.values()]), strict=True))
@@ -101,7 +123,7 @@ def _candidates(space: Space, plan: Plan, axis: int, size: int) -> Iterator[Plan
     for ici, dcn in _near_meshes(space, plan, axis, size):
         moved = replace(plan, ici=ici, dcn=dcn, layout=())
         axes = moved.axes
-        shards = axes["data"] * axes["fsdp"] * (axes["expert"] if stack.expert_multiplies else 1)
+        shards = batch_shards(stack, axes)
         stages = [s for s in stack.schedules if (s == "none") == (axes["pipeline"] == 1)]
         for micro_batch, schedule, split in itertools.product(
             divisors(batch // shards) if batch % shards == 0 else (plan.micro_batch,),
@@ -125,7 +147,7 @@ def _near_meshes(space: Space, plan: Plan, axis: int, size: int) -> list[tuple[S
     for start in range(0, len(space.meshes), MESH_BLOCK):
         meshes = space.meshes.take(np.arange(start, min(start + MESH_BLOCK, len(space.meshes))))
         alike = np.array([meshes.columns[name] == here for name, here in plan.axes.items()])
-        near = (meshes.columns[AXES[axis]] == size) & (alike.sum(axis=0) - alike[axis] >= len(AXES) - 2)
+        near = (meshes.columns[AXES[axis]] == size) & _one_other(alike, axis)
         found |= dict.fromkeys(meshes.plan_fields(int(i))[:2] for i in np.flatnonzero(near))
     return list(found)
 
