@@ -11,6 +11,7 @@ from asap_ray.physics.calibration import calibration_from_mapping
 from asap_ray.physics.estimate import RESOURCES, TIME_PARTS, Estimate
 from asap_ray.plan import Plan
 from asap_ray.settings import load_group
+from asap_ray.tasks.running import fastest_layout
 from asap_ray.tiers.roofline import Roofline
 from tests.problems import make_problem
 
@@ -169,7 +170,7 @@ def _tier(slice_: str, stack: str, batch: int) -> Roofline:
     ids=["tensor across nodes", "few micro-batches", "many micro-batches", "fsdp on a torus"],
 )
 def test_plans_whose_bound_is_known(slice_: str, stack: str, batch: int, line: str, bound: str) -> None:
-    found = diagnose(_tier(slice_, stack, batch).best_layout(Plan.parse(line)))
+    found = diagnose(fastest_layout(_tier(slice_, stack, batch), Plan.parse(line)))
     assert found.bound == bound
     assert found.overlap is not None
     assert 0 <= found.overlap <= 1
@@ -180,7 +181,7 @@ def test_matmuls_that_wait_for_weights_are_bound_by_hbm() -> None:
     # 128 tokens a micro-batch: a weight of two bytes is read for 256 FLOPs, and an H100 does 295 in the time of a byte.
     problem = make_problem("h100x8", "megatron", "llama2_7b", batch=1024, seq_len=128)
     tier = Roofline(problem=problem, calibration=calibration_from_mapping("gpu", load_group("calibration")["gpu"]))
-    estimate = tier.best_layout(Plan.parse("data=8 accumulation=128"))
+    estimate = fastest_layout(tier, Plan.parse("data=8 accumulation=128"))
     assert max(estimate.floor_parts, key=estimate.floor_parts.__getitem__) == "hbm"
     # Three passes over 6.6 G weights for each of 128 micro-batches, at the 85% of 3.35 TB/s that an H100 reaches.
     weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
@@ -194,6 +195,6 @@ def test_a_small_model_is_not_told_that_nothing_helps_where_fewer_launches_would
     # Larger micro-batches of a tiny model launch fewer kernels, and are faster.
     problem = make_problem("h100x8", "torchtitan", "tiny", batch=256, seq_len=128)
     tier = Roofline(problem=problem, calibration=calibration_from_mapping("gpu", load_group("calibration")["gpu"]))
-    one, two = (tier.best_layout(Plan.parse(f"fsdp=8 micro_batch={m} accumulation={32 // m}")) for m in (1, 2))
+    one, two = (fastest_layout(tier, Plan.parse(f"fsdp=8 micro_batch={m} accumulation={32 // m}")) for m in (1, 2))
     assert two.step_time_s < 0.95 * one.step_time_s
     assert diagnose(one).abstains is None

@@ -20,9 +20,19 @@ from asap_ray.report.files import write_whole
 from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.rules import broken
 from asap_ray.space import Space
+from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
+from asap_ray.tasks.running import (
+    command_line,
+    fastest_layout,
+    open_run,
+    output_of,
+    swept,
+    takes_a_while,
+    versions,
+    write_files,
+)
 from asap_ray.tasks.setting import Setting, baseline_plan, completed, given_fields, load
-from asap_ray.tasks.tune import command_line, open_run, output_of, priced, takes_a_while, versions, write_files
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 
@@ -38,7 +48,7 @@ def run(config: Config) -> int:
         raise ConfigError("hardware", config.hardware.slices, "one slice: task=explain takes one plan apart")
     setting = load(config)
     tier, space = setting.tiers[0], setting.spaces[0]
-    baseline = tier.best_layout(baseline_plan(config.baseline), "baseline") if config.baseline else None
+    baseline = fastest_layout(tier, baseline_plan(config.baseline), "baseline") if config.baseline else None
     output, stream = output_of(config)
     # As in task=tune: the heading of a large space comes first, else nothing is printed before all has gone well.
     early = takes_a_while(space)
@@ -47,7 +57,9 @@ def run(config: Config) -> int:
     told = _explanation(config, setting, baseline, started)
     fields = explanation_fields(told)
     ledger = open_run(config)
-    ledger.append("explained", {"command": command_line(), "plan": told.estimate.plan.line, "versions": versions()})
+    record.started(ledger, config, setting.workload, command_line(), versions())
+    record.narrowed(ledger, space.narrowings)
+    ledger.append("explained", {"plan": told.estimate.plan.line, **fields})
     text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
     write_files(config, lambda: write_whole(path, text))
     if config.output == "json":
@@ -87,20 +99,20 @@ def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]
         DoesNotFitError: no plan was given and none fits.
     """
     if config.plan is None:
-        sweep = priced(tier, space, top=1)
+        sweep = swept(tier, space, top=1)
         if not sweep.ranked:
             raise explain_nothing(config, tier, space, sweep)
         return "The best plan", sweep.ranked[0]
     plan, given = Plan.parse(config.plan), given_fields(config.plan, "plan")
     if broken(tier.problem, plan) is None:
-        return "The given plan", tier.best_layout(plan)
+        return "The given plan", fastest_layout(tier, plan)
     if plan.layout:
         raise ConfigError("plan", config.plan, "the whole plan where it names a layout (@…); leave the @ parts out")
     pinned = space.narrowed(*fixed(tier.problem, given, key="plan"))
-    sweep = priced(tier, pinned, top=1)
+    sweep = swept(tier, pinned, top=1)
     found = (*sweep.ranked, *sweep.too_big)
     if found:
         return "The best plan with what was given", found[0]
     # Pricing it says which rule it breaks; if none, the pins contradict each other or the space is narrowed elsewhere.
-    tier.best_layout(completed(tier.problem, plan, given))
+    tier.on_each_layout(completed(tier.problem, plan, given))
     raise explain_nothing(config, tier, pinned, sweep)

@@ -1,24 +1,27 @@
-"""When no plan is left: which rule took the last one, or how many bytes are missing and which slice would do."""
+"""When no plan is left: what stands in the way, or how many bytes are missing and which slice would do."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, ConfigError, DoesNotFitError
-from asap_ray.hardware import Slice, ladder
+from asap_ray.narrowing import Narrowing
 from asap_ray.physics.estimate import Estimate
-from asap_ray.problem import Problem, coding
+from asap_ray.problem import Columns, Problem, coding
+from asap_ray.report.progress import progress
 from asap_ray.report.units import gigabytes
-from asap_ray.space import Space
-from asap_ray.tiers.roofline import Roofline, Sweep
+from asap_ray.space import PlanColumns, Space
+from asap_ray.tasks.larger import smallest_that_fits
+from asap_ray.tasks.running import takes_a_while
+from asap_ray.tiers.roofline import Progress, Roofline, Sweep
 
-RUNGS = 10
-"""How many larger slices are tried; each is about half as large again as the one before."""
 MOST_VALUES = 16
 """How many allowed values an error lists."""
 
@@ -27,7 +30,65 @@ def explain_nothing(config: Config, tier: Roofline, space: Space, sweep: Sweep) 
     """The error that says why a sweep ranked no plan."""
     if sweep.leanest is None:
         return _nothing_legal(config, space, sweep)
-    return _nothing_fits(tier, sweep.leanest)
+    return _nothing_fits(tier, space, sweep.leanest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllButOne(Narrowing):
+    """Open where at most one of some narrowings is closed."""
+
+    others: tuple[Narrowing, ...]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The columns that any of them reads."""
+        return frozenset[str]().union(*(each.reads for each in self.others))
+
+    def closed(self, columns: Columns) -> np.ndarray:
+        """Which of them closes which row [narrowings, plans]."""
+        return np.array([~each.open(columns) for each in self.others])
+
+    def open(self, columns: Columns) -> np.ndarray:
+        """Which rows stay open [plans]."""
+        return self.closed(columns).sum(axis=0) <= 1
+
+
+def what_each_bars(space: Space, tier: Roofline | None = None) -> list[str]:
+    """For each narrowing of a space without plans, the values of its first field in the plans that it alone bars.
+
+    With a tier only plans that fit count. One pass over the space, with a bar if it is large; empty where lifting that
+    narrowing alone leaves nothing.
+    """
+    rest = AllButOne(name="but_one", tests=(), keep=True, author="asap_ray", reason="", others=space.narrowings)
+    wide = replace(space, narrowings=(rest,))
+    values = [set[int]() for _ in space.narrowings]
+    with _bar("looking for what is in the way", wide) as told:
+        chunks = tier.fitting(wide, told) if tier else _chunks(wide, told)
+        for rows in chunks:
+            for closed, narrowing, found in zip(rest.closed(rows), space.narrowings, values, strict=True):
+                found.update(np.unique(rows[narrowing.tests[0].field][closed]).tolist())
+    return [
+        _words(space.problem, each.tests[0].field, found) for each, found in zip(space.narrowings, values, strict=True)
+    ]
+
+
+def _bar(what: str, space: Space) -> AbstractContextManager[Progress | None]:
+    return progress(what, sys.stderr, wanted=takes_a_while(space))
+
+
+def _chunks(space: Space, told: Progress | None) -> Iterator[PlanColumns]:
+    removed, seen = Counter[str](), 0
+    for rows in space.chunks(removed):
+        yield rows
+        seen += len(rows)
+        if told:
+            told((sum(removed.values()) + seen) / space.total)
+
+
+def _words(problem: Problem, field: str, codes: set[int]) -> str:
+    names = coding(problem).get(field)
+    words = [names[code] if names else str(code) for code in sorted(codes)]
+    return ", ".join(words[:MOST_VALUES] + ["…"] * (len(words) > MOST_VALUES))
 
 
 def _nothing_legal(config: Config, space: Space, sweep: Sweep) -> ConfigError:
@@ -37,73 +98,58 @@ def _nothing_legal(config: Config, space: Space, sweep: Sweep) -> ConfigError:
         f"no plan of {problem.workload.architecture.name} on {problem.slice.name} is legal for {problem.stack.name} "
         f"(plans removed: {', '.join(f'{rule} {count:,}' for rule, count in most)})"
     )
-    for narrowing in space.narrowings:
-        key, value = narrowing.reason.split("=", 1)
-        without = space.lifted(narrowing)
-        if narrowing.keep and (values := _values(without, narrowing.tests[0].field)):
-            return ConfigError(key, value, f"{why}; allowed with all else as it is: {values}")
-        if not narrowing.keep and without.survey().legal:
-            return ConfigError(key, value, f"{why}; without it some are")
-    if space.narrowings and replace(space, narrowings=()).survey().legal:
-        given = {"space.fix": config.space.fix, "space.forbid": config.space.forbid, "plan": config.plan}
-        key = next(key for key in given if given[key])
-        return ConfigError(key, given[key], f"{why}; without it some are")
+    if space.narrowings:
+        for narrowing, values in zip(space.narrowings, what_each_bars(space), strict=True):
+            key, value = narrowing.reason.split("=", 1)
+            if values and narrowing.keep:
+                return ConfigError(key, value, f"{why}; allowed with all else as it is: {values}")
+            if values:
+                return ConfigError(key, value, f"{why}; without it some are")
+        if _any_legal(replace(space, narrowings=())):
+            given = {"space.fix": config.space.fix, "space.forbid": config.space.forbid, "plan": config.plan}
+            key = next(key for key in given if given[key])
+            return ConfigError(key, given[key], f"{why}; without it some are")
     if better := _batch_that_works(problem):
         return ConfigError("workload.global_batch", problem.workload.global_batch, f"{why}; allowed: such as {better}")
     return ConfigError("hardware", problem.slice.name, f"{why}; allowed: a slice that the model's dimensions divide")
 
 
-def _values(space: Space, field: str) -> str:
-    """What a field is in the legal plans of a space, in words; empty where there are none."""
-    found = sorted({int(code) for rows in space.chunks() for code in np.unique(rows[field])})
-    names = coding(space.problem).get(field)
-    words = [names[code] if names else str(code) for code in found]
-    return ", ".join(words[:MOST_VALUES] + ["…"] * (len(words) > MOST_VALUES))
+def _any_legal(space: Space) -> bool:
+    return any(len(rows) for rows in space.chunks())
 
 
 def _batch_that_works(problem: Problem) -> str:
     devices, batch = problem.slice.devices, problem.workload.global_batch
     near = sorted({max(1, batch // devices) * devices, -(-batch // devices) * devices})
-    works = []
-    for candidate in near:
-        other = replace(problem, workload=replace(problem.workload, global_batch=candidate))
-        if Space(problem=other).survey().legal:
-            works.append(str(candidate))
-    return " or ".join(works)
+    others = {n: replace(problem, workload=replace(problem.workload, global_batch=n)) for n in near}
+    return " or ".join(str(n) for n, other in others.items() if _any_legal(Space(problem=other)))
 
 
-def _nothing_fits(tier: Roofline, leanest: Estimate) -> DoesNotFitError:
+def _nothing_fits(tier: Roofline, space: Space, leanest: Estimate) -> DoesNotFitError:
     problem, limit = tier.problem, leanest.hbm_limit_bytes
-    bigger, tried = smallest_that_fits(tier)
+    pins = ", ".join(each.reason for each in space.narrowings)
+    missing = (
+        f"hardware={problem.slice.name}: no plan of {problem.workload.architecture.name} fits"
+        f"{f' with {pins}' if pins else ''}: the leanest needs {gigabytes(leanest.hbm_bytes)} a device where "
+        f"{gigabytes(limit)} are usable, {leanest.hbm_bytes - limit:,.0f} bytes are missing"
+    )
+    with _bar("looking for a slice that fits", space) as told:
+        bigger, tried = smallest_that_fits(tier, space, told)
     chip = problem.slice.chip.name
     if bigger:
-        would = f"the smallest {chip} slice that fits is {bigger.name}"
+        would = f"the smallest {chip} slice that fits{' so' if pins else ''} is {bigger.name}"
     else:
         would = f"no {chip} slice up to {tried.name} fits" if tried else f"there is no larger {chip} slice"
-    return DoesNotFitError(
-        f"hardware={problem.slice.name}: no plan of {problem.workload.architecture.name} fits: the leanest needs "
-        f"{gigabytes(leanest.hbm_bytes)} a device where {gigabytes(limit)} are usable, "
-        f"{leanest.hbm_bytes - limit:,.0f} bytes are missing; {would}"
-    )
+    return DoesNotFitError("; ".join([missing, *_pins_that_fit(tier, space), would]))
 
 
-def smallest_that_fits(tier: Roofline) -> tuple[Slice | None, Slice | None]:
-    """The smallest larger slice of the same chip on which some plan fits, and the largest one that was tried."""
-    problem = tier.problem
-    tried = None
-    for slice_ in islice(_worth_trying(problem), RUNGS):
-        tried = slice_
-        other = replace(tier, problem=replace(problem, slice=slice_))
-        if other.fits_any(Space(problem=other.problem)):
-            return slice_, tried
-    return None, tried
-
-
-def _worth_trying(problem: Problem) -> Iterator[Slice]:
-    """Larger slices whose memory, all of it together, holds the state at least."""
-    state = problem.stack.state
-    needed = problem.workload.architecture.parameters * (state.weights + state.optimizer)
-    for slice_ in ladder(problem.slice.chip):
-        enough = slice_.devices * slice_.chip.usable_hbm_bytes > needed
-        if slice_.devices > problem.slice.devices and enough:
-            yield slice_
+def _pins_that_fit(tier: Roofline, space: Space) -> list[str]:
+    """What may be narrowed otherwise for some plan to fit on the same slice."""
+    if not space.narrowings:
+        return []
+    for narrowing, values in zip(space.narrowings, what_each_bars(space, tier), strict=True):
+        if values and narrowing.keep:
+            return [f"{narrowing.reason.split('=', 1)[0]} allowed with all else as it is: {values}"]
+        if values:
+            return [f"without {narrowing.reason} some do"]
+    return ["without these some do"] if tier.fits_any(replace(space, narrowings=())) else []

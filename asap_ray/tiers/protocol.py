@@ -21,9 +21,12 @@ class Job:
 
 
 class Tier(Protocol):
-    """A way to evaluate plans."""
+    """A way to evaluate plans: an executor does its job, and the tier reads what came back."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What its figures name as their source."""
+        ...
 
     def job(self, plans: Sequence[Plan]) -> Job:
         """The work that evaluates these plans."""

@@ -6,7 +6,7 @@ The sweep is exact: no legal plan is left out, so its best is the roofline's arg
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +19,14 @@ from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.rules import broken
-from asap_ray.space import Space
+from asap_ray.space import PlanColumns, Space
 from asap_ray.tiers.keepers import SAMPLE, Best, Front, Sampler, joined
 from asap_ray.tiers.protocol import Job
+
+Progress = Callable[[float], None]
+"""Is told the share of the work that is done, from 0 to 1."""
+TOO_BIG = 3
+"""How many plans that do not fit a sweep keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +58,17 @@ class Roofline:
 
     def job(self, plans: Sequence[Plan]) -> Job:
         """Price given plans."""
-        return Job(name=f"roofline of {len(plans)} plans", work=self.estimates, arguments=(list(plans),))
+        name = f"hardware={self.problem.slice.name}: pricing {len(plans)} plans"
+        return Job(name=name, work=self.estimates, arguments=(list(plans),))
 
     def read(self, result: list[Estimate]) -> list[Estimate]:
         """The estimates as they are."""
         return result
+
+    def sweep_job(self, space: Space, top: int, progress: Progress | None = None) -> Job:
+        """Price a whole space of this problem; its value is a `Sweep`. With `progress` it cannot leave this process."""
+        name = f"hardware={self.problem.slice.name}: pricing it"
+        return Job(name=name, work=self.sweep, arguments=(space, top, TOO_BIG, progress))
 
     def estimates(self, plans: list[Plan]) -> list[Estimate]:
         """Price given plans, legal or not.
@@ -70,8 +81,8 @@ class Roofline:
         space = Space(problem=self.problem)
         return Pricer(self.problem, self.calibration).estimates(space.columns(plans), plans)
 
-    def best_layout(self, plan: Plan, key: str = "plan") -> Estimate:
-        """Price one plan that a user wrote, on the fastest of its layouts where it names none.
+    def on_each_layout(self, plan: Plan, key: str = "plan") -> list[Plan]:
+        """A plan that a user wrote on each of its useful layouts, or on the one it names.
 
         Raises:
             ConfigError: the plan is not legal (the text has the rule and its reason), or its layout is not a useful
@@ -80,16 +91,23 @@ class Roofline:
         if fault := broken(self.problem, plan):
             raise ConfigError(key, plan.line, f"not legal, rule {fault[0]}: {fault[1]}")
         table = laid_out(self.problem, plan)
-        many = len(self.problem.slice.axes) > 1
-        layouts = [tuple(tuple(int(f) for f in row) for row in factors) if many else () for factors in table.factors]
-        return min(self.estimates([replace(plan, layout=layout) for layout in layouts]), key=lambda e: e.step_time_s)
+        return [replace(plan, layout=table.plan_layout(row)) for row in range(len(table))]
+
+    def fitting(self, space: Space, progress: Progress | None = None) -> Iterator[PlanColumns]:
+        """The open legal plans of a space of this problem that fit in memory, chunk by chunk; some may be empty."""
+        pricer, limit = Pricer(self.problem, self.calibration), self.problem.slice.chip.usable_hbm_bytes
+        removed, seen = Counter[str](), 0
+        for rows in space.chunks(removed):
+            yield rows.take(pricer.price(rows).hbm_bytes <= limit)
+            seen += len(rows)
+            if progress:
+                progress((sum(removed.values()) + seen) / space.total)
 
     def fits_any(self, space: Space) -> bool:
         """Whether some open legal plan of a space of this problem fits in memory."""
-        pricer, limit = Pricer(self.problem, self.calibration), self.problem.slice.chip.usable_hbm_bytes
-        return any(bool((pricer.price(rows).hbm_bytes <= limit).any()) for rows in space.chunks())
+        return any(len(rows) for rows in self.fitting(space))
 
-    def sweep(self, space: Space, top: int, too_big: int = 3, progress: Callable[[float], None] | None = None) -> Sweep:
+    def sweep(self, space: Space, top: int, too_big: int = TOO_BIG, progress: Progress | None = None) -> Sweep:
         """Price every open legal plan of a space of this problem; `progress` is told the share of it that is done."""
         pricer, removed = Pricer(self.problem, self.calibration), Counter[str]()
         limit = self.problem.slice.chip.usable_hbm_bytes

@@ -45,6 +45,7 @@ def test_the_file_is_what_json_prints_and_the_ledger_knows_the_plan(command) -> 
     assert json.loads(Path("run/explanation.json").read_text()) == found
     (event,) = Ledger(Path("run")).events("explained")
     assert event["plan"] == found["best"]["line"]
+    assert {name: event[name] for name in found} == found
 
 
 def test_plain_output_takes_the_plan_apart(command) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import takewhile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asap_ray.hardware import ladder
+from asap_ray.errors import ConfigError
+from asap_ray.hardware import parse_slice
+from asap_ray.narrowing import fixed
 from asap_ray.physics.calibration import calibration_from_mapping
+from asap_ray.plan import Plan
 from asap_ray.settings import load_group
 from asap_ray.space import Space
+from asap_ray.tasks.nothing import what_each_bars
 from asap_ray.tiers.roofline import Roofline
-from tests.problems import CHIPS, make_problem
+from tests.problems import CHIPS, all_plans, make_problem
 
 TINY = ("+model=tiny", "hardware=v5e-4")
 LLAMA = {
@@ -141,11 +145,72 @@ def test_a_slice_that_is_too_small_tells_the_bytes_and_the_smallest_that_fits(
     assert re.search(r"needs [\d.]+ GB a device where [\d.]+ GB are usable, [\d,]+ bytes are missing; ", line)
     named = line.rpartition(" slice that fits is ")[2]
     assert fits(model, named, stack, batch, seq_len)
-    chip = CHIPS[slice_.partition("-")[0].partition("x")[0]]
-    smaller = [rung.name for rung in takewhile(lambda rung: rung.name != named, ladder(chip))]
-    assert slice_ in smaller
-    for rung in smaller[smaller.index(slice_) :]:
-        assert not fits(model, rung, stack, batch, seq_len), rung
+    for smaller in sold_between(slice_, named):
+        assert not fits(model, smaller, stack, batch, seq_len), smaller
+
+
+def sold_between(low: str, high: str) -> list[str]:
+    """Every name of a size that parses between two, both left out but the first."""
+    chip, low_count, high_count = low.rstrip("0123456789"), *(int(re.split("[-x]", name)[-1]) for name in (low, high))
+    found = []
+    for count in range(low_count, high_count):
+        with suppress(ConfigError):
+            found.append(parse_slice(f"{chip}{count}", CHIPS).name)
+    assert low in found
+    return found
+
+
+def test_a_size_between_the_rungs_may_be_the_smallest(command) -> None:
+    # Seven chips are on no rung: 1, 2, 3, 4, 6 and 8 are.
+    words = ("+model=llama2_13b", "stack=torchtitan", "workload.global_batch=840", "workload.seq_len=4096")
+    line = one_line(command(*words, "hardware=a100-40x1", "run_dir=run"))
+    named = line.rpartition(" slice that fits is ")[2]
+    tried = [f"a100-40x{n}" for n in range(1, 9)]
+    first = next(name for name in tried if fits("llama2_13b", name, "torchtitan", 840, 4096))
+    assert named == first
+
+
+def test_a_pin_under_which_nothing_fits_is_named_with_what_would(command) -> None:
+    # One chip in four must hold all weights: nothing fits until data gives way, or the slice grows under it.
+    shape = {"batch": 256, "seq_len": 4096}
+    words = ("+model=llama3_2_3b", "hardware=v5e-4", "workload.global_batch=256", "workload.seq_len=4096")
+    line = one_line(command(*words, "space.fix={data: 4}", "run_dir=run"))
+    assert line.startswith("hardware=v5e-4: no plan of llama3_2_3b fits with space.fix.data=4: ")
+    allowed = re.search(r"; space\.fix\.data allowed with all else as it is: ([\d, ]+); ", line)
+    assert allowed
+    named = re.search(r"; the smallest v5e slice that fits so is (\S+)$", line)
+    assert named
+    for data in (1, 2, 4):
+        assert pinned_fits("llama3_2_3b", "v5e-4", {"data": data}, **shape) == (str(data) in allowed[1].split(", "))
+    assert pinned_fits("llama3_2_3b", named[1], {"data": 4}, **shape)
+    for smaller in sold_between("v5e-4", named[1]):
+        assert not pinned_fits("llama3_2_3b", smaller, {"data": 4}, **shape)
+
+
+def pinned_fits(model: str, slice_: str, pins: dict[str, object], batch: int, seq_len: int) -> bool:
+    problem = make_problem(slice_, "maxtext", model, batch=batch, seq_len=seq_len)
+    tier = Roofline(problem=problem, calibration=calibration_from_mapping("tpu", load_group("calibration")["tpu"]))
+    return bool(tier.sweep(Space(problem=problem, narrowings=fixed(problem, pins)), top=1).ranked)
+
+
+@pytest.mark.parametrize("pins", [{"tensor": 3}, {"tensor": 2, "fsdp": 4}, {"remat": "full", "data": 3, "fsdp": 2}])
+def test_what_each_pin_bars_is_found_in_one_pass(pins: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem("v5e-4", "maxtext", "tiny", batch=32, seq_len=128)
+    space = Space(problem=problem, narrowings=fixed(problem, pins))
+    everything = all_plans(Space(problem=problem))
+    expected = []
+    for name in pins:
+        rest = {other: value for other, value in pins.items() if other != name}
+        kept = [plan for plan in everything if all(value_of(plan, other) == value for other, value in rest.items())]
+        expected.append(", ".join(map(str, sorted({value_of(plan, name) for plan in kept}, key=str))))
+    passes, chunks = [], Space.chunks
+    monkeypatch.setattr(Space, "chunks", lambda *given: passes.append(1) or chunks(*given))
+    assert what_each_bars(space) == expected
+    assert len(passes) == 1
+
+
+def value_of(plan: Plan, name: str) -> object:
+    return plan.axes[name] if name in plan.axes else getattr(plan, name)
 
 
 def test_the_bytes_that_are_missing_are_those_of_the_leanest_plan(command) -> None:

@@ -19,7 +19,7 @@ from asap_ray.executor import local
 from asap_ray.ledger import Ledger
 from asap_ray.plan import Plan
 from asap_ray.report import files
-from asap_ray.tasks import tune
+from asap_ray.tasks import running, tune
 
 TINY = ("+model=tiny", "hardware=v5e-4", "run_dir=run")
 # DESIGN.md: what summary.json and output=json hold.
@@ -97,7 +97,8 @@ def test_events_tell_the_run(command) -> None:
     assert (start["kind"], swept["kind"], end["kind"]) == ("start", "swept", "answer")
     assert (swept["slice"], swept["legal"]) == ("v5e-4", found["space"]["legal"])
     assert swept["removed"] == found["space"]["removed"]
-    assert end["best"] == found["best"]
+    assert swept["ranked"][0]["step_time_s"] == found["best"]["step_time_s"]
+    assert end["best"] == found["best"]["line"]
 
 
 def test_the_same_command_gives_the_same_answer_and_a_longer_ledger(command) -> None:
@@ -112,7 +113,7 @@ def test_several_slices_are_priced_in_processes_and_ranked(command, monkeypatch:
     monkeypatch.setattr(local, "_start", lambda job: started.append(job.name) or start(job))
     ended = command("+model=llama3_2_1b", "hardware=[v5e-16,v5p-32,h100x8]", "run_dir=run", "output=json")
     found = answer(ended)
-    assert sorted(started) == ["0", "1", "2"]
+    assert sorted(started) == [f"hardware={name}: pricing it" for name in ("h100x8", "v5e-16", "v5p-32")]
     ranking = found["hardware_ranking"]
     assert {each["hardware"] for each in ranking} == {"v5e-16", "v5p-32", "h100x8"}
     for figure, sign in (("step_time_s", 1), ("tokens_per_s", -1), ("usd_per_million_tokens", 1)):
@@ -178,6 +179,12 @@ BASELINES = {
     "fsdp=3 remat=full": ("baseline=fsdp=3", "not legal, rule devices"),
     "fsdp=4 " + "remat=full " * 40: ("remat is given twice",),
 }
+
+
+def test_a_baseline_is_of_one_slice(command) -> None:
+    ended = command("+model=tiny", "hardware=[v5e-4,v5e-8]", "baseline=fsdp=4 remat=full", "run_dir=run")
+    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert "baseline=fsdp=4 remat=full: allowed: with one slice only, and hardware has v5e-4, v5e-8" in ended.err
 
 
 @pytest.mark.parametrize("given", BASELINES, ids=lambda given: given[:20])
@@ -268,7 +275,7 @@ def test_a_run_dir_that_cannot_be_made_ends_in_one_line(command, task: str, monk
 
 
 def test_progress_is_for_terminals(command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "PRICED_AT_ONCE", 1)
+    monkeypatch.setattr(running, "PRICED_AT_ONCE", 1)
     ended = command(*TINY, "output=json")
     assert answer(ended)
     assert "tiny" in ended.err, "the heading of a large space comes first, beside the JSON"

@@ -9,11 +9,13 @@ import pytest
 from asap_ray.layers import Attention
 from asap_ray.physics.calibration import calibration_from_mapping
 from asap_ray.physics.estimate import Neighbour
+from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, KNOBS, Plan
 from asap_ray.problem import Problem, usable_axes
 from asap_ray.rules import broken
 from asap_ray.settings import load_group
 from asap_ray.space import Space
+from asap_ray.tasks.running import fastest_layout
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 from tests.problems import DENSE, MOE, all_plans, make_problem
@@ -111,7 +113,7 @@ def test_each_knob_step_changes_that_knob_alone(case: str) -> None:
 
 
 def reason(problem: Problem, line: str, field: str, value: str) -> str:
-    plan = tier(problem).best_layout(Plan.parse(line)).plan
+    plan = fastest_layout(tier(problem), Plan.parse(line)).plan
     step = steps(problem, plan)[field, value]
     assert step.estimate is None
     return step.reason
@@ -143,7 +145,7 @@ def test_an_expert_axis_inside_the_others_needs_no_other_to_give_way() -> None:
     problem = make_problem("h100:2x3", "megatron", MOE)
     line = "data=1x2 pipeline=1 context=3 expert=3 micro_batch=6 accumulation=1 remat=full"
     plan = replace(Plan.parse(line.replace(" pipeline=1", "")))
-    found = steps(problem, tier(problem).best_layout(plan).plan)
+    found = steps(problem, fastest_layout(tier(problem), plan).plan)
     six = found["expert", "6"]
     assert six.estimate is not None
     assert six.estimate.plan.axes["data"] * six.estimate.plan.axes["context"] == 6
@@ -165,3 +167,26 @@ def test_stages_are_split_into_the_next_number_of_chunks_that_divides() -> None:
     found = steps(problem, Plan.parse(line))
     assert [value for field, value in found if field == "virtual"] == ["2", "6"]
     assert all(found["virtual", value].estimate for value in ("2", "6"))
+
+
+def test_only_plans_near_the_given_one_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem("v5p-64", "maxtext", MOE, batch=48, seq_len=48)
+    legal = all_plans(Space(problem=problem))
+    plan = legal[len(legal) // 2]
+    near = [
+        other
+        for other in legal
+        if sum(other.axes[axis] != plan.axes[axis] for axis in AXES) <= 2
+        and all(getattr(other, knob) == getattr(plan, knob) for knob in SAME)
+    ]
+    priced: list[int] = []
+    price = Pricer.price
+    monkeypatch.setattr(Pricer, "price", lambda self, rows: priced.append(len(rows)) or price(self, rows))
+    enumerated: list[int] = []
+    chunks = Space.chunks
+    monkeypatch.setattr(
+        Space, "chunks", lambda *given: (enumerated.append(len(rows)) or rows for rows in chunks(*given))
+    )
+    assert steps(problem, plan)
+    assert 0 < sum(enumerated) <= len(near) < len(legal) / 20
+    assert sum(priced) <= 2 * len(near) + 100

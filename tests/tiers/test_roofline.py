@@ -21,6 +21,7 @@ from asap_ray.problem import Problem
 from asap_ray.rules import broken
 from asap_ray.settings import load_group
 from asap_ray.space import Space
+from asap_ray.tasks.running import fastest_layout
 from asap_ray.tiers.keepers import SAMPLE
 from asap_ray.tiers.roofline import Roofline, Sweep
 from tests.problems import MOE, all_plans, make_problem
@@ -170,10 +171,10 @@ def test_best_layout_is_the_fastest_of_all_layouts() -> None:
     sizes = Plan.parse(line).sizes
     alike = [p for p in all_plans(Space(problem=problem)) if p.sizes == sizes and replace(p, layout=()).line == line]
     assert len(alike) > 1, "there must be a choice"
-    found = tier(problem).best_layout(Plan.parse(line))
+    found = fastest_layout(tier(problem), Plan.parse(line))
     assert found.step_time_s == pytest.approx(min(e.step_time_s for e in tier(problem).estimates(alike)))
     slowest = max(tier(problem).estimates(alike), key=lambda e: e.step_time_s)
-    assert tier(problem).best_layout(slowest.plan) == slowest, "a layout that is named is kept"
+    assert fastest_layout(tier(problem), slowest.plan) == slowest, "a layout that is named is kept"
 
 
 def test_an_illegal_plan_is_refused_with_its_rule() -> None:
@@ -182,7 +183,16 @@ def test_an_illegal_plan_is_refused_with_its_rule() -> None:
     problem = replace(problem, workload=replace(problem.workload, architecture=heads))
     plan = Plan.parse("tensor=8 micro_batch=32 sequence_parallel=true remat=full")
     with pytest.raises(ConfigError, match=r"baseline=tensor=8 .*not legal, rule kv_heads: tensor 8 does not divide 6"):
-        tier(problem).best_layout(plan, "baseline")
+        fastest_layout(tier(problem), plan, "baseline")
+
+
+def test_a_sweep_goes_through_a_process() -> None:
+    problem = PROBLEMS["h100:3x2 megatron"]
+    space = Space(problem=problem)
+    job = tier(problem).sweep_job(space, top=4)
+    (outcome,) = local.run([replace(job, timeout_s=600.0)], workers=1)
+    expected = tier(problem).sweep(space, top=4)
+    assert (outcome.value.ranked, outcome.value.removed) == (expected.ranked, expected.removed)
 
 
 def test_job_and_read_go_through_a_process() -> None:

@@ -1,0 +1,135 @@
+"""What a run puts into its ledger, and the answer that can be rebuilt from it.
+
+The events hold everything that the summary, the leaderboard and the page show, but for the sample behind the map of the
+space: the chips and the model with all their figures, what was narrowed and why, every ranked plan with its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from asap_ray.architecture import ATTENTION_KINDS, architecture_from_mapping
+from asap_ray.chip import chip_from_mapping
+from asap_ray.config import Config
+from asap_ray.diagnosis import Diagnosis
+from asap_ray.errors import AsapError
+from asap_ray.hardware import Slice, make_slice
+from asap_ray.ledger import Ledger
+from asap_ray.narrowing import Narrowing
+from asap_ray.physics.estimate import Estimate
+from asap_ray.plan import Plan, six
+from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.workload import Workload
+
+
+def started(ledger: Ledger, config: Config, workload: Workload, command: str, versions: Mapping[str, str]) -> None:
+    """A run begins: the command, the whole configuration, and the workload that came of it."""
+    kind = next(name for name, kind in ATTENTION_KINDS.items() if isinstance(workload.architecture.attention, kind))
+    job = asdict(workload)
+    job["architecture"]["attention"]["kind"] = kind
+    names = {"task": config.task, "model": config.model_name, "stack": config.stack_name, "seed": config.seed}
+    fields = {**names, "command": command, "versions": versions, "config": asdict(config), "workload": job}
+    ledger.append("start", fields)
+
+
+def narrowed(ledger: Ledger, narrowings: Iterable[Narrowing]) -> None:
+    """The space is narrowed: by whom and why."""
+    for each in narrowings:
+        ledger.append("narrowing", asdict(each))
+
+
+def compared(ledger: Ledger, baseline: Estimate) -> None:
+    """The user's own plan is priced."""
+    ledger.append("baseline", {"estimate": _estimate(baseline)})
+
+
+def failed(ledger: Ledger, error: AsapError) -> None:
+    """The run ends in an error of the user's."""
+    ledger.append("error", {"text": str(error)})
+
+
+def swept(ledger: Ledger, found: SliceAnswer) -> None:
+    """A slice's space is priced: what was counted, and every plan that is shown."""
+    where = found.slice
+    fields = {
+        "slice": where.name,
+        "chip": asdict(where.chip),
+        "topology": where.topology,
+        "slices": where.slices,
+        "total": found.total,
+        "legal": found.legal,
+        "fitting": found.fitting,
+        "removed": dict(found.removed),
+        "ranked": [_estimate(each) for each in found.ranked],
+        "reasons": found.reasons,
+        "diagnosis": asdict(found.diagnosis) if found.diagnosis else None,
+        "too_big": [_estimate(each) for each in found.too_big],
+    }
+    ledger.append("swept", fields)
+
+
+def answered(ledger: Ledger, answer: Answer) -> None:
+    """The run has its answer."""
+    best = answer.winner.best
+    ended = {"wall_s": answer.wall_s, "stop_reason": answer.stop_reason, "trials": dict(answer.trials)}
+    ended |= {"resumed": answer.resumed, "agents": dict(answer.agents), "llm": dict(answer.llm)}
+    ledger.append("answer", {"slice": answer.winner.slice.name, "best": best.plan.line if best else None, **ended})
+
+
+def answer_of(events: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
+    """The answer of the last run that a ledger holds, without the samples for the map.
+
+    Raises:
+        ValueError: the last run has no answer.
+    """
+    first = max((i for i, event in enumerate(events) if event["kind"] == "start"), default=None)
+    last = events[-1] if events else None
+    if first is None or last is None or last["kind"] != "answer":
+        raise ValueError("the last run of this ledger has no answer")
+    start, run = events[first], events[first:]
+    baseline = next((event["estimate"] for event in run if event["kind"] == "baseline"), None)
+    job = {**start["workload"], "architecture": architecture_from_mapping(start["workload"]["architecture"])}
+    kept = ("wall_s", "stop_reason", "trials", "resumed", "agents", "llm")
+    return Answer(
+        **{name: start[name] for name in ("task", "model", "stack", "seed", "command", "versions")},
+        **{name: last[name] for name in kept},
+        workload=Workload(**job),
+        slices=tuple(_slice_answer(event) for event in run if event["kind"] == "swept"),
+        baseline=_read_estimate(baseline) if baseline else None,
+        run_dir=run_dir,
+    )
+
+
+def _slice_answer(event: Mapping[str, Any]) -> SliceAnswer:
+    found = event["diagnosis"]
+    return SliceAnswer(
+        slice=_slice(event),
+        total=event["total"],
+        legal=event["legal"],
+        fitting=event["fitting"],
+        removed=event["removed"],
+        ranked=tuple(map(_read_estimate, event["ranked"])),
+        reasons=tuple(event["reasons"]),
+        diagnosis=Diagnosis(**{**found, "evidence": tuple(found["evidence"])}) if found else None,
+        too_big=tuple(map(_read_estimate, event["too_big"])),
+    )
+
+
+def _slice(event: Mapping[str, Any]) -> Slice:
+    made = make_slice(chip_from_mapping(event["chip"]), tuple(event["topology"]), event["slices"])
+    return replace(made, name=event["slice"])
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    return {"line": estimate.plan.line, **asdict(estimate)}
+
+
+def _read_estimate(fields: Mapping[str, Any]) -> Estimate:
+    given = {name: value for name, value in fields.items() if name != "line"}
+    plan = given["plan"]
+    layout = tuple(map(tuple, plan["layout"]))
+    plan = Plan(**{**plan, "ici": six(plan["ici"]), "dcn": six(plan["dcn"]), "layout": layout})
+    return Estimate(**{**given, "plan": plan, "interval_s": tuple(given["interval_s"])})
