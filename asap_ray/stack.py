@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from asap_ray.errors import ConfigError
 from asap_ray.plan import ATTENTION_KERNELS, AXES, PRECISIONS, SCHEDULES
@@ -114,7 +114,7 @@ _LISTS: Mapping[str, tuple[object, ...]] = {
     "precisions": PRECISIONS,
 }
 _MAY_BE_EMPTY = ("shards_weights", "precisions")
-_FLAGS = tuple(field.name for field in fields(Stack) if field.type == "bool")
+_FLAGS = tuple(name for name, kind in get_type_hints(Stack).items() if kind is bool)
 
 
 def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
@@ -141,9 +141,9 @@ def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
         "logit_bytes": _number("stack.logit_bytes", given["logit_bytes"]),
         "overlap": _overlap(given["overlap"]),
     }
-    for name in _LISTS.keys() - _MAY_BE_EMPTY:
-        if not plain[name]:
-            raise ConfigError(f"stack.{name}", "[]", "allowed: a list of at least one")
+    for name in _LISTS:
+        if not plain[name] and name not in _MAY_BE_EMPTY:
+            raise ConfigError(f"stack.{name}", [], "allowed: a list of at least one")
     if "none" not in plain["schedules"]:
         raise ConfigError("stack.schedules", given["schedules"], "none must be among them: it is for pipeline 1")
     return Stack(**plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,15 @@ def test_no_value_of_any_field_ends_in_another_error(field: str, value: Any) -> 
         return
     with pytest.raises(ConfigError):
         stack_from_mapping({**YAML["megatron"], field: value})
+
+
+LISTS = ("axes", "zero", "schedules", "sequence_parallel", "attention")
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(LISTS, 2)))
+def test_of_two_mistakes_the_same_one_is_always_told(first: str, second: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^stack\.{first}=\[\]: allowed: a list of at least one$"):
+        stack_from_mapping({**YAML["megatron"], second: [], first: []})
 
 
 @pytest.mark.parametrize("given", [None, "megatron", ["megatron"], 3])
