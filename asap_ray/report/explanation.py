@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from asap_ray.report import sentences, units
@@ -58,7 +58,7 @@ def blocks(told: Explanation, file: str) -> Iterator[Block]:
 
 def explanation_fields(told: Explanation) -> dict[str, Any]:
     """The explanation as one JSON object: the keys of `summary.json` that apply, and every part."""
-    estimate, diagnosis = told.estimate, told.diagnosis
+    estimate = told.estimate
     return finite(
         {
             "task": "explain",
@@ -76,30 +76,23 @@ def explanation_fields(told: Explanation) -> dict[str, Any]:
             "floor_parts_s": estimate.floor_parts,
             "flops_by_part": told.workload.flops_by_part(),
             "parameters": told.workload.architecture.parameters,
-            "diagnosis": {
-                "bound": diagnosis.bound,
-                "evidence": diagnosis.evidence,
-                "next_wall": diagnosis.next_wall,
-                "headroom": diagnosis.headroom,
-                "overlap": diagnosis.overlap,
-                "redundant": diagnosis.redundant,
-                "abstains": diagnosis.abstains,
-            },
+            "diagnosis": asdict(told.diagnosis),
             "baseline": estimate_fields(told.baseline),
-            "steps": [
-                {
-                    "field": step.field,
-                    "value": step.value,
-                    "reason": step.reason,
-                    "fits": step.estimate.fits if step.estimate else None,
-                    "estimate": estimate_fields(step.estimate),
-                }
-                for step in told.steps
-            ],
+            "steps": [_step_fields(step) for step in told.steps],
             "wall_s": told.wall_s,
             "versions": told.versions,
         }
     )
+
+
+def _step_fields(step: Neighbour) -> dict[str, Any]:
+    return {
+        "field": step.field,
+        "value": step.value,
+        "reason": step.reason,
+        "fits": step.estimate.fits if step.estimate else None,
+        "estimate": estimate_fields(step.estimate),
+    }
 
 
 def _plan(told: Explanation) -> Block:
@@ -120,7 +113,7 @@ def _plan(told: Explanation) -> Block:
     )
 
 
-def _parts(title: str, parts: Mapping[str, float], whole: float, show: Any) -> Block:
+def _parts(title: str, parts: Mapping[str, float], whole: float, show: Callable[[float], str]) -> Block:
     rows = [(name, show(value), units.percent(value / whole)) for name, value in parts.items() if value > 0]
     return Block(title=title, grid=Grid(header=("part", "amount", "share"), rows=tuple(rows), words=("part",)))
 
