@@ -17,8 +17,8 @@ class Unmappable(Exception):
 def number(row: Row, name: str) -> float | None:
     """A cell as a number; None where it is empty or is none."""
     try:
-        value = float(row.get(name))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        value = float(str(row.get(name)))
+    except ValueError:
         return None
     return value if math.isfinite(value) else None
 

@@ -14,7 +14,7 @@ stages. `serial` is the same with nothing hidden, so floor <= step <= serial for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
@@ -288,7 +288,7 @@ class Pricer:
         return found
 
 
-def _levels(seconds) -> Levels:
+def _levels(seconds: Callable[[int], np.ndarray]) -> Levels:
     return seconds(0), seconds(1)
 
 
