@@ -21,6 +21,7 @@ from functools import lru_cache
 
 from asap_ray.chip import Chip
 from asap_ray.errors import ConfigError
+from asap_ray.rates import IciAxis
 
 MAX_CHIPS = 1 << 18  # above the largest cluster that has been reported; keeps a typing slip from asking for a billion
 CUBE = 4  # v4, v5p and TPU7x slices are built from racks of 4x4x4 chips
@@ -31,29 +32,6 @@ _NUMBER = "[1-9][0-9]{0,6}"
 _PREFIX = re.compile(f"({_NUMBER})x(?=[a-z])")
 _COUNT = {"tpu": re.compile("-([0-9]+)"), "gpu": re.compile("x([0-9]+)")}
 _TOPOLOGY = re.compile(f":({_NUMBER}(?:x{_NUMBER}){{0,2}})")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IciAxis:
-    """One axis of a slice's links, in devices.
-
-    `bytes_per_s` is one way, per direction and device; of a `switch` the device's whole egress, of a `mesh` per peer.
-    `on_chip` axes join the dies of a chip, not chips.
-    """
-
-    name: str
-    size: int
-    wrap: bool
-    bytes_per_s: float
-    fabric: str
-    on_chip: bool = False
-
-    @property
-    def device_bytes_per_s(self) -> float:
-        """What a device can send along the axis, one way; the mean, where the ends of a line have one link only."""
-        ends = 0 if self.wrap else 2 / self.size
-        links = {"torus": 2 - ends, "mesh": self.size - 1}.get(self.fabric, 1)
-        return links * self.bytes_per_s if self.size > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""How fast the groups of a mesh talk: the figures of steps along one ici axis, and of several axes together.
+"""Link axes, and how fast the groups of a mesh talk over them: steps along one axis, and several axes together.
 
 Rates are in bytes/s per device and are bounds that a good schedule reaches (all links busy, shortest paths):
 
@@ -18,7 +18,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asap_ray.hardware import IciAxis
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IciAxis:
+    """One axis of a slice's links, in devices.
+
+    `bytes_per_s` is one way, per direction and device; of a `switch` the device's whole egress, of a `mesh` per peer.
+    `on_chip` axes join the dies of a chip, not chips.
+    """
+
+    name: str
+    size: int
+    wrap: bool
+    bytes_per_s: float
+    fabric: str
+    on_chip: bool = False
+
+    @property
+    def device_bytes_per_s(self) -> float:
+        """What a device can send along the axis, one way; the mean, where the ends of a line have one link only."""
+        ends = 0 if self.wrap else 2 / self.size
+        links = {"torus": 2 - ends, "mesh": self.size - 1}.get(self.fabric, 1)
+        return links * self.bytes_per_s if self.size > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

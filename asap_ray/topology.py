@@ -25,8 +25,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from asap_ray.hardware import IciAxis, Slice
-from asap_ray.rates import alone, axis_figures, rounded, together
+from asap_ray.hardware import Slice
+from asap_ray.rates import IciAxis, alone, axis_figures, rounded, together
 
 MESH_AXES = 6  # data, fsdp, pipeline, context, expert, tensor: the order of plan.AXES
 

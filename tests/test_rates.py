@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from asap_ray.hardware import IciAxis
-from asap_ray.rates import group_rates
+from asap_ray.rates import IciAxis, group_rates
 
 Node = tuple[int, ...]
 W = 1e9

@@ -15,8 +15,9 @@ import yaml
 
 from asap_ray import topology
 from asap_ray.chip import chip_from_mapping
-from asap_ray.hardware import IciAxis, Slice, parse_slice
+from asap_ray.hardware import Slice, parse_slice
 from asap_ray.plan import AXES
+from asap_ray.rates import IciAxis
 from asap_ray.topology import MESH_AXES, LayoutTable, layouts
 
 CONF = Path(__file__).parents[1] / "conf" / "hardware"

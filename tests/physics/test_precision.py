@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asap_ray.physics.calibration import Machine
 from asap_ray.physics.activations import kept_tensors
+from asap_ray.physics.calibration import Machine
 from asap_ray.physics.layer import LayerPricer, Units
 from asap_ray.physics.memory import activation_bytes
 from asap_ray.physics.network import Link

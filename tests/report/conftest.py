@@ -13,10 +13,11 @@ import pytest
 from asap_ray.architecture import Architecture
 from asap_ray.chip import Chip
 from asap_ray.diagnosis import Diagnosis
-from asap_ray.hardware import IciAxis, Slice
+from asap_ray.hardware import Slice
 from asap_ray.layers import Attention, FeedForward
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.rates import IciAxis
 from asap_ray.report.answer import Answer, SliceAnswer
 from asap_ray.workload import Workload
 
