@@ -17,7 +17,6 @@ from asap_ray.problem import (
     INTERLEAVED,
     MESH_COLUMNS,
     NONE,
-    UNFUSED,
     Columns,
     Problem,
     batch_shards,
@@ -26,7 +25,6 @@ from asap_ray.problem import (
     usable_axes,
     weight_shards,
 )
-from asap_ray.stack import Remat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,31 +35,6 @@ class Rule:
     reads: frozenset[str]
     holds: Callable[[Problem, Columns], np.ndarray]
     why: Callable[[Problem, Plan], str]
-
-
-def effective_policies(problem: Problem, kernel: int) -> tuple[frozenset[str], ...]:
-    """What each policy of the stack keeps of the tensors that this model and attention kernel have at all."""
-    architecture = problem.workload.architecture
-    absent = {"scores"} if kernel == FLASH else set()
-    if architecture.experts is None:
-        absent |= {"router", "expert_in", "expert_gate_up", "expert_act", "expert_out"}
-    elif all(group.moe for group in architecture.groups) and not architecture.experts.shared:
-        absent |= {"gate_up", "act"}
-
-    def effect(policy: Remat) -> frozenset[str]:
-        layer_input = {"input"} if policy.offload_input else set()
-        marks = [(policy.saved, ""), (policy.offloaded | layer_input, "@host")]
-        return frozenset(name + mark for names, mark in marks for name in names if name not in absent)
-
-    return tuple(effect(policy) for policy in problem.stack.remat)
-
-
-def _distinct_remat(problem: Problem, c: Columns) -> np.ndarray:
-    first = np.zeros((len(ATTENTION_KERNELS), len(problem.stack.remat)), bool)
-    for kernel in (FLASH, UNFUSED):
-        policies = effective_policies(problem, kernel)
-        first[kernel] = [policies.index(policy) == i for i, policy in enumerate(policies)]
-    return first[c["attention"], c["remat"]]
 
 
 def _sharded_dims(problem: Problem) -> tuple[int, ...]:
@@ -99,7 +72,8 @@ def _microbatches_hold(p: Problem, c: Columns) -> np.ndarray:
 
 
 def _zero_hold(p: Problem, c: Columns) -> np.ndarray:
-    return np.isin(c["zero"], p.stack.zero) & ((c["zero"] == 0) | (c["data"] > 1))
+    alone = (c["data"] == 1) | (c["fsdp"] == 1) | (c["zero"] == 0)
+    return np.isin(c["zero"], p.stack.zero) & (alone | p.stack.zero_beside_fsdp)
 
 
 def _sequence_parallel_hold(p: Problem, c: Columns) -> np.ndarray:
@@ -254,9 +228,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "zero",
-        "data zero",
+        "data fsdp zero",
         _zero_hold,
-        lambda p, plan: f"zero {plan.zero}: {p.stack.name} has stages {p.stack.zero}, and stage 1 or 2 needs data > 1",
+        lambda p, plan: (
+            f"zero {plan.zero}: {p.stack.name} has stages {', '.join(map(str, p.stack.zero))}"
+            f"{'' if p.stack.zero_beside_fsdp else ', above 0 only without fsdp'}"
+        ),
     ),
     _rule(
         "sequence_parallel",
@@ -285,12 +262,6 @@ RULES: tuple[Rule, ...] = (
         lambda p, plan: (
             f"attention {plan.attention}: {p.stack.name} has {', '.join(p.stack.attention)}; context > 1 needs flash"
         ),
-    ),
-    _rule(
-        "remat",
-        "attention remat",
-        _distinct_remat,
-        lambda p, plan: f"remat {plan.remat} does the same here as a policy listed before it: no change at all",
     ),
 )
 

@@ -1,8 +1,8 @@
-"""The space: every legal plan of a problem, enumerated exactly, column by column and in chunks.
+"""The space: every legal plan of a problem, enumerated exactly and once, column by column and in chunks.
 
 The raw space is a product: meshes × micro-batches × pipeline schedules × knobs. It is expanded one factor at a time,
 and each rule is applied as soon as its columns exist, so that illegal plans cost nothing later; what a rule removes is
-counted with everything it would have grown into.
+counted with everything it would have grown into. So is what only repeats another plan (`duplicates.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from asap_ray.duplicates import DUPLICATES
 from asap_ray.meshes import Meshes, MeshProduct, build_meshes, meshes_of
 from asap_ray.narrowing import Narrowing
 from asap_ray.plan import ATTENTION_KERNELS, KNOBS, PRECISIONS, SCHEDULES, Plan
@@ -137,7 +138,7 @@ class Space:
     def _tests(self, stage: int) -> Iterator[tuple[str, Callable[[PlanColumns], np.ndarray]]]:
         known = [frozenset(MESH_COLUMNS).union(*self.domains[:k], ["accumulation"] if k else []) for k in range(4)]
         before = known[stage - 1] if stage else frozenset()
-        for rule in RULES:
+        for rule in (*RULES, *DUPLICATES):
             if rule.reads <= known[stage] and not (stage and rule.reads <= before):
                 yield rule.name, lambda rows, rule=rule: rule.holds(self.problem, rows)
         for narrowing in self.narrowings:

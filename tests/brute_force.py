@@ -153,8 +153,9 @@ def pipeline_is_legal(problem: Problem, stages: int, accumulation: int, schedule
     return stages * virtual <= layers and (stack["uneven_layers"] or layers % (stages * virtual) == 0)
 
 
-def zero_is_legal(problem: Problem, data: int, zero: int) -> bool:
-    return zero in YAML[problem.stack.name]["zero"] and (zero == 0 or data > 1)
+def zero_is_legal(problem: Problem, data: int, fsdp: int, zero: int) -> bool:
+    stack = YAML[problem.stack.name]
+    return zero in stack["zero"] and (zero == 0 or data == 1 or fsdp == 1 or stack["zero_beside_fsdp"])
 
 
 def sequence_parallel_is_legal(problem: Problem, context: int, tensor: int, on: bool) -> bool:
@@ -175,8 +176,13 @@ def attention_is_legal(problem: Problem, context: int, attention: str) -> bool:
     return attention in YAML[problem.stack.name]["attention"] and (attention == "flash" or context == 1)
 
 
-def remat_is_legal(problem: Problem, attention: str, remat: str) -> bool:
-    """A policy counts if it keeps something else than every policy listed before it, of the tensors there are."""
+def says_the_same(problem: Problem, data: int, zero: int, attention: str, remat: str) -> bool:
+    """Whether a legal plan only repeats another one: ZeRO over one rank, or a policy that keeps what an earlier one
+    keeps, of the tensors there are."""
+    return (data == 1 and zero > 0) or not first_of_its_kind(problem, attention, remat)
+
+
+def first_of_its_kind(problem: Problem, attention: str, remat: str) -> bool:
     model, policies = problem.workload.architecture, YAML[problem.stack.name]["remat"]
     there = TENSORS | (ROUTED if model.experts else set())
     if model.experts and not model.dense_layers and not model.experts.shared:
@@ -184,39 +190,40 @@ def remat_is_legal(problem: Problem, attention: str, remat: str) -> bool:
     if attention == "flash":
         there -= {"scores"}
 
-    def kept(name: str) -> tuple[set[str], set[str]]:
+    def kept(name: str) -> tuple[set[str], set[str], bool]:
         rule = policies[name] or {}
         saved = there if rule.get("saved") == "all" else there & set(rule.get("saved", ()))
-        return saved, there & set(rule.get("offloaded", ()))
+        return saved, there & set(rule.get("offloaded", ())), rule.get("offload_input", False)
 
     earlier = itertools.takewhile(lambda name: name != remat, policies)
-    return remat in policies and all(kept(name) != kept(remat) for name in earlier)
+    return all(kept(name) != kept(remat) for name in earlier)
 
 
 def is_legal(problem: Problem, plan: Plan) -> bool:
-    """Whether one plan is legal."""
-    data, _, stages, context, _, tensor = plan.sizes
+    """Whether one plan is legal, be it enumerated or said in other words."""
+    data, fsdp, stages, context, _, tensor = plan.sizes
     return (
         mesh_is_legal(problem, plan.ici, plan.dcn)
         and batch_is_legal(problem, plan.sizes, plan.micro_batch, plan.accumulation)
         and pipeline_is_legal(problem, stages, plan.accumulation, plan.schedule, plan.virtual)
-        and zero_is_legal(problem, data, plan.zero)
+        and zero_is_legal(problem, data, fsdp, plan.zero)
         and sequence_parallel_is_legal(problem, context, tensor, plan.sequence_parallel)
         and precision_is_legal(problem, plan.precision)
         and attention_is_legal(problem, context, plan.attention)
-        and remat_is_legal(problem, plan.attention, plan.remat)
+        and plan.remat in YAML[problem.stack.name]["remat"]
     )
 
 
 def legal_plans(problem: Problem) -> Iterator[Plan]:
-    """Every legal plan: all numbers up to the largest that could do, all names, and none left out for being odd."""
+    """Every legal plan that says something of its own: all numbers up to the largest that could do, all names, and none
+    left out for being odd."""
     batch, layers = problem.workload.global_batch, problem.workload.architecture.layers
     policies = list(YAML[problem.stack.name]["remat"])
     for ici, dcn, factors in all_meshes(problem):
         if not mesh_is_legal(problem, ici, dcn):
             continue
         sizes = six(a * b for a, b in zip(ici, dcn, strict=True))
-        data, _, stages, context, _, tensor = sizes
+        data, fsdp, stages, context, _, tensor = sizes
         for micro_batch, accumulation in itertools.product(range(1, batch + 1), repeat=2):
             if not batch_is_legal(problem, sizes, micro_batch, accumulation):
                 continue
@@ -224,13 +231,13 @@ def legal_plans(problem: Problem) -> Iterator[Plan]:
                 if not pipeline_is_legal(problem, stages, accumulation, schedule, virtual):
                     continue
                 for zero, on, precision, attention, remat in itertools.product(
-                    [zero for zero in range(4) if zero_is_legal(problem, data, zero)],
+                    [zero for zero in range(4) if zero_is_legal(problem, data, fsdp, zero)],
                     [on for on in (False, True) if sequence_parallel_is_legal(problem, context, tensor, on)],
                     [name for name in PRECISIONS if precision_is_legal(problem, name)],
                     [name for name in ATTENTION_KERNELS if attention_is_legal(problem, context, name)],
                     policies,
                 ):
-                    if remat_is_legal(problem, attention, remat):
+                    if not says_the_same(problem, data, zero, attention, remat):
                         yield Plan(
                             ici=ici,
                             dcn=dcn,

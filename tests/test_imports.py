@@ -31,7 +31,7 @@ CHAIN = {
         "rules",
         "stack",
     ),
-    "space": ("space", "meshes", "narrowing"),
+    "space": ("space", "meshes", "narrowing", "duplicates"),
     "physics": ("physics", "diagnosis"),
     "readers": ("compiler", "trainer", "profile"),
     "tiers": ("tiers",),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asap_ray.architecture import Architecture
+from asap_ray.duplicates import DUPLICATES, duplicate
 from asap_ray.plan import ATTENTION_KERNELS, AXES, KNOBS, PRECISIONS, SCHEDULES, Plan, six
 from asap_ray.problem import Problem, columns_of
 from asap_ray.rules import RULES, broken
@@ -53,8 +54,8 @@ CASES = [
         "accumulation 4 must be a multiple of pipeline 3",
     ),
     ("h100x3", "maxtext", DENSE, "pipeline=3 accumulation=4 micro_batch=3 schedule=gpipe", "microbatches", "4 must be"),
-    ("h100x2", "megatron", DENSE, "tensor=2 accumulation=12 zero=1", "zero", "stage 1 or 2 needs data > 1"),
-    ("h100x2", "torchtitan", DENSE, "data=2 accumulation=6 zero=1", "zero", "torchtitan has stages (0,)"),
+    ("h100x2", "torchtitan", DENSE, "data=2 accumulation=6 zero=1", "zero", "torchtitan has stages 0"),
+    ("h100x4", "foundry", DENSE, "data=2 fsdp=2 accumulation=3 zero=2", "zero", "above 0 only without fsdp"),
     (
         "h100x2",
         "megatron",
@@ -67,7 +68,6 @@ CASES = [
     ("h100x2", "megatron", DENSE, "data=2 accumulation=6 precision=fp8", "precision", "space.numerics=[precision]"),
     ("h100x2", "megatron", DENSE, "context=2 accumulation=12 attention=unfused", "attention", "> 1 needs flash"),
     ("h100x2", "torchtitan", DENSE, "data=2 accumulation=6 attention=unfused", "attention", "torchtitan has flash"),
-    ("h100x2", "megatron", DENSE, "data=2 accumulation=6 remat=selective", "remat", "the same here as a policy listed"),
     ("h100x2", "megatron", DENSE, "data=2 accumulation=6 remat=minimal", "remat", "megatron has none, selective, full"),
 ]
 
@@ -107,10 +107,19 @@ def test_key_value_heads_may_be_replicated_where_the_stack_can(stack: str) -> No
 
 def test_policies_that_do_the_same_here_count_once() -> None:
     """Without scores (flash) Megatron's `selective` is `none`; with them it is not; a routed layer has no gate_up."""
-    lines = {"data=2 accumulation=6 remat=selective attention=unfused": None, "data=2 accumulation=6 remat=full": None}
-    assert {line: broken(make_problem("h100x2", "megatron"), Plan.parse(line)) for line in lines} == lines
-    problem = make_problem("h100x2", "maxtext", MOE)
-    assert broken(problem, Plan.parse("data=2 accumulation=6 remat=minimal")) is None
+    problem = make_problem("h100x2", "megatron")
+    lines = {
+        "data=2 accumulation=6 remat=selective attention=unfused": False,
+        "data=2 accumulation=6 remat=selective": True,
+        "data=2 accumulation=6 remat=full": False,
+        "data=2 accumulation=6 zero=1 remat=full": False,
+        "tensor=2 accumulation=12 zero=1 remat=full": True,
+    }
+    for line, same in lines.items():
+        plan = Plan.parse(line)
+        # All are legal: a user may name any of them.
+        assert broken(problem, plan) is None
+        assert bool(duplicate(problem, columns_of(problem, [plan]))[0]) is same
     only_mlp = dataclasses.replace(
         STACKS["megatron"],
         remat=(
@@ -191,7 +200,7 @@ def test_a_rule_reads_what_it_says() -> None:
     """A rule must give the same answer from the columns that it names alone."""
     problem, plans = legal(0)
     columns = columns_of(problem, plans)
-    for rule in RULES:
+    for rule in (*RULES, *DUPLICATES):
         few = {name: columns[name] for name in rule.reads}
         np.testing.assert_array_equal(rule.holds(problem, few), rule.holds(problem, columns))
     known = {*AXES, *KNOBS, *(f"{axis}_{level}" for axis in AXES for level in ("ici", "dcn"))}

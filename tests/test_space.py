@@ -108,12 +108,13 @@ def test_total_is_the_raw_product() -> None:
 
 
 def test_removed_counts_of_the_smallest_space_by_hand() -> None:
-    """Two GPUs, FSDP or HSDP: 2 meshes × 2 micro-batches × 1 schedule × (2 sequence × 2 remat × 2 attention)."""
+    """Two GPUs, sharded or replicated: 2 meshes × 2 micro-batches × 1 schedule × 2 (ZeRO, sequence, remat, attention)."""
     survey = Space(problem=make_problem("h100x2", "foundry", batch=2)).survey()
-    assert survey.total == 2 * 2 * 8
-    # Micro-batch 2 on two shards asks for 4 sequences; sequence parallelism needs a tensor axis.
-    assert survey.removed == {"batch": 16, "sequence_parallel": 8}
-    assert survey.legal == 8
+    assert survey.total == 2 * 2 * 16
+    # Micro-batch 2 on two shards asks for 4 sequences; sequence parallelism needs a tensor axis; of the 8 plans with
+    # fsdp that are left, half say ZeRO with one data rank.
+    assert survey.removed == {"batch": 32, "sequence_parallel": 16, "same_zero": 4}
+    assert survey.legal == 12
 
 
 def test_removed_counts_of_every_kind_by_hand() -> None:
@@ -137,10 +138,10 @@ def test_removed_counts_of_every_kind_by_hand() -> None:
         "batch": 5 * 72,  # d4 with micro-batches 2 and 4, d2·· with 4: 19 of 24 meshes with micro-batch are left
         "schedule": 27 * 24,  # 8 of them without pipeline lose two schedules each, 11 with lose one
         "stages": 14 * 24,  # p4 on two layers: 3 × 2; p2 × 2 chunks on two layers: 8
-        "zero": 9 * 12,  # c2t2, p2c2 and p2t2, three micro-batches each, have nothing to shard over
-        "sequence_parallel": 78,  # half of d4, d2c2, d2p2 (5 × 24) and p2c2 (3 × 12)
-        "attention": 39,  # half of d2c2 (24), p2c2 (18) and c2t2 (36): context needs flash
-        "remat": 13 + 20,  # with flash there are no scores, so `selective` saves what `none` does: a third of 39 and 60
+        "sequence_parallel": 96,  # half of d4, d2c2, d2p2 and p2c2 (8 × 24)
+        "attention": 66,  # half of d2c2 (24), p2c2 (36) and c2t2 (72): context needs flash
+        "same_zero": 63,  # half of c2t2 (36), p2c2 (18) and p2t2 (72), which have nothing to shard over
+        "same_remat": 33,  # with flash there are no scores: `selective` saves what `none` does, a third of 99
     }
     assert survey.legal == 126
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asap_ray.duplicates import duplicate
 from asap_ray.narrowing import Narrowing, fixed
 from asap_ray.physics.estimate import Neighbour
 from asap_ray.physics.roofline import Pricer
@@ -154,6 +155,9 @@ def _near_meshes(space: Space, plan: Plan, axis: int, size: int) -> list[tuple[S
 
 def _knobs(tier: Roofline, plan: Plan) -> list[Neighbour]:
     steps = list(_knob_steps(tier.problem, plan))
+    # A step that changes nothing at all is none.
+    again = duplicate(tier.problem, columns_of(tier.problem, [moved for _, _, moved in steps]))
+    steps = [step for step, same in zip(steps, again, strict=True) if not same]
     faults = [broken(tier.problem, moved) for _, _, moved in steps]
     legal = [moved for (_, _, moved), fault in zip(steps, faults, strict=True) if fault is None]
     estimates = iter(tier.estimates(legal))
@@ -162,7 +166,7 @@ def _knobs(tier: Roofline, plan: Plan) -> list[Neighbour]:
             field=field, value=value, estimate=None if fault else next(estimates), reason=fault[1] if fault else ""
         )
         for (field, value, _), fault in zip(steps, faults, strict=True)
-        if fault is None or fault[0] not in ("schedule", "zero", "sequence_parallel", "remat")
+        if fault is None or fault[0] not in ("schedule", "zero", "sequence_parallel")
     ]
 
 
