@@ -4,7 +4,7 @@ does."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from asap_ray.errors import ConfigError
@@ -63,10 +63,16 @@ class Stack:
     `expert` says whether the expert axis multiplies with the others (MaxText) or subdivides data, fsdp and context
     (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp. `overlap` is, for each
     kind of traffic, the fraction that the trainer issues asynchronously, so that it can hide under compute.
-    `holds_all` is true where a pipeline keeps every micro-batch's activations until the backward pass (autodiff over a
-    loop), `fills_pipeline` where the micro-batches must be a multiple of the stages. `gathers_per_step` is true where
-    fsdp weights, once gathered, stay for all micro-batches of a step. `logit_bytes` are bytes held for each logit.
-    `reruns_output` is true where recomputation runs a layer's last matmul again, although no gradient needs it.
+    `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches must
+    be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until the
+    backward pass (autodiff over a loop), `reruns_output` where recomputation runs a layer's last matmul again, although
+    no gradient needs it, `holds_gradients` where buffers of gradients exist from the start of a step; elsewhere a step
+    of one micro-batch has none yet while it computes the loss.
+
+    Bytes: `logit_bytes` are held for each logit while the loss is computed, over the tensor axis or, without
+    `splits_logits`, on each of its ranks; `norm_bytes` are kept for each number of a norm besides its input and output,
+    `gate_bytes` for each number of a gate's output besides its inputs and itself (both 0 where kernels are fused).
+    `gathered_layers` are layers whose sharded weights are whole at once. `sources` says where each figure is from.
     """
 
     name: str
@@ -74,6 +80,7 @@ class Stack:
     expert: str
     shards_weights: tuple[str, ...]
     zero: tuple[int, ...]
+    zero_beside_fsdp: bool
     schedules: tuple[str, ...]
     max_virtual: int
     uneven_layers: bool
@@ -88,10 +95,15 @@ class Stack:
     precisions: tuple[str, ...]
     state: StateBytes
     logit_bytes: float
+    splits_logits: bool
+    norm_bytes: float
+    gate_bytes: float
+    gathered_layers: float
     reruns_output: bool
-    gathers_per_step: bool
+    holds_gradients: bool
     overlap: Mapping[str, float]
     source: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def remat_names(self) -> tuple[str, ...]:
@@ -115,6 +127,7 @@ _LISTS: Mapping[str, tuple[object, ...]] = {
 }
 _MAY_BE_EMPTY = ("shards_weights", "precisions")
 _FLAGS = tuple(name for name, kind in get_type_hints(Stack).items() if kind is bool)
+_NUMBERS = ("logit_bytes", "norm_bytes", "gate_bytes", "gathered_layers")
 
 
 def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
@@ -123,7 +136,7 @@ def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
     Raises:
         ConfigError: a field is missing, unknown, of the wrong type, or holds a name or number that is not allowed.
     """
-    given = _mapping("stack", given, Stack, optional=("source",))
+    given = _mapping("stack", given, Stack, optional=("source", "sources"))
     _allowed("stack.expert", given["expert"], ("multiplies", "subdivides"))
     for name in ("name", "source"):
         if not isinstance(text := given.get(name, "-"), str) or not text.isprintable() or not text.strip():
@@ -138,8 +151,9 @@ def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
         **{name: _list(f"stack.{name}", given[name], choices) for name, choices in _LISTS.items()},
         "remat": _remat(given["remat"]),
         "state": _state(given["state"]),
-        "logit_bytes": _number("stack.logit_bytes", given["logit_bytes"]),
+        **{name: _number(f"stack.{name}", given[name]) for name in _NUMBERS},
         "overlap": _overlap(given["overlap"]),
+        "sources": _sources(given.get("sources", {})),
     }
     for name in _LISTS:
         if not plain[name] and name not in _MAY_BE_EMPTY:
@@ -182,11 +196,22 @@ def _overlap(given: object) -> Mapping[str, float]:
     return {name: _number(f"stack.overlap.{name}", value, most=1.0) for name, value in given.items()}
 
 
+def _sources(given: object) -> Mapping[str, str]:
+    if not isinstance(given, Mapping):
+        raise ConfigError("stack.sources", given, "allowed: a mapping of fields to where their figures are from")
+    known = (*_NUMBERS, "state", "remat", *(f"overlap.{name}" for name in OVERLAPS))
+    for name, text in given.items():
+        _allowed("stack.sources", name, known)
+        if not isinstance(text, str) or not text.isprintable() or not text.strip():
+            raise ConfigError(f"stack.sources.{name}", text, "allowed: one line of text")
+    return dict(given)
+
+
 def _mapping(
     key: str, given: object, kind: type, optional: Sequence[str] = (), without: Sequence[str] = ()
 ) -> Mapping[str, Any]:
     """A mapping with the fields of the dataclass `kind` and no others."""
-    names = [field.name for field in fields(kind) if field.name not in without]
+    names = [entry.name for entry in fields(kind) if entry.name not in without]
     if not isinstance(given, Mapping):
         raise ConfigError(key, given, f"allowed: a mapping of {', '.join(names)}")
     for name in given:

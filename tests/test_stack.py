@@ -168,3 +168,38 @@ def test_a_stack_is_a_mapping(given: Any) -> None:
 def test_kinds_of_overlap_that_a_file_leaves_out_are_none_at_all() -> None:
     assert set(YAML["foundry"]["overlap"]) < set(OVERLAPS)
     assert stack_from_mapping(YAML["foundry"]).overlap.get("tensor", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("name", YAML)
+def test_every_figure_has_a_source_or_is_assumed(name: str) -> None:
+    given = YAML[name]
+    figures = {"state", "remat", "logit_bytes", "norm_bytes", "gate_bytes", "gathered_layers"}
+    assert set(given["sources"]) == figures | {f"overlap.{kind}" for kind in given["overlap"]}
+    for key, text in given["sources"].items():
+        assert len(text.split()) >= 3, key
+
+
+def test_every_branch_of_the_policies_and_stages_is_reached() -> None:
+    stacks = [stack_from_mapping(given) for given in YAML.values()]
+    policies = [policy for stack in stacks for policy in stack.remat]
+    assert any(policy.offload_input for policy in policies)
+    assert any(policy.offloaded for policy in policies)
+    assert {stage for stack in stacks for stage in stack.zero} == {0, 1, 2}
+
+
+def test_policies_of_maxtext_keep_what_its_source_names() -> None:
+    """MaxText, nnx_decoders.py, get_remat_policy; its mlpwo is the output of the experts, or needed by no gradient."""
+    names = {"q": "query", "kv": "key_value", "context": "context", "out_proj": "out"}
+    given = {
+        "save_out_proj": "out_proj",
+        "save_qkv_proj": "q kv",
+        "save_dot_except_mlp": "q kv out_proj",
+        "save_dot_with_context_except_mlp": "q kv context out_proj",
+    }
+    policies = {policy.name: policy for policy in stack_from_mapping(YAML["maxtext"]).remat}
+    for name, kept in given.items():
+        assert policies[name].saved == {names[word] for word in kept.split()}
+    assert policies["save_dot_except_mlpwi"].saved == policies["save_dot_except_mlp"].saved | {"expert_out"}
+    assert policies["qkv_proj_offloaded"].offloaded == {"query", "key_value"}
+    assert policies["minimal"].saved == policies["minimal_offloaded"].offloaded
+    assert policies["minimal_with_context"].saved == policies["minimal"].saved | {"context"}

@@ -2,9 +2,11 @@
 
 State (weights, gradients, optimizer) is what `state.py` says a rank holds, times the stack's bytes a parameter.
 Activations are what each layer keeps under its policy, times the layers of a stage, times the micro-batches in
-flight, plus the one layer whose backward pass is running. With a pipeline the first stage (most micro-batches in
-flight, the embedding) and the last (the head and the logits) are both counted and the larger one is reported; where
-the pipeline is a loop over the layers alone, embedding, head and logits are spread over all stages outside of it.
+flight. Two moments come on top of that: in the loss, the logits and the gathered head; in the backward pass of a layer,
+that layer's own tensors and gathered weights. Logits are gone by then, so the larger of the two is reported. With a
+pipeline the first stage (most micro-batches in flight, the embedding) and the last (the head and the logits) are both
+counted and the larger one is reported; where the pipeline is a loop over the layers alone, embedding, head and logits
+are spread over all stages outside of it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import numpy as np
 from asap_ray.architecture import LayerGroup
 from asap_ray.physics.activations import kept_tensors, on_device, on_host
 from asap_ray.physics.calibration import Calibration
-from asap_ray.physics.layer import Units
+from asap_ray.physics.estimate import summed
+from asap_ray.physics.layer import NUMBER_BYTES, Units
 from asap_ray.physics.state import StateShards, holds_both_edges
 from asap_ray.problem import GPIPE, NONE, ZERO_BUBBLE, Problem
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "workspace")
-COMPUTE_BYTES = 2.0
-GATHERED_LAYERS = 2.0
-"""Layers whose weights are gathered at once: the one that runs and the one that is prefetched."""
+NORMS, GATES = ("attn_in", "mlp_in"), ("act", "expert_act")
+"""Tensors that a norm and a gate make."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,16 +50,21 @@ def activation_bytes(problem: Problem, units: Units) -> ActivationBytes:
             kept += (group.count * size)[:, None] * on_device(policies, name)
             host += (group.count * size)[:, None] * on_host(policies, name)
         running = np.maximum(running, sum(sizes.values()))
-    logits = units.tokens * architecture.vocab / units.tensor * problem.stack.logit_bytes
+    logits = units.tokens * architecture.vocab * problem.stack.logit_bytes
+    logits = logits / units.tensor if problem.stack.splits_logits else logits
     edges = 2 * units.tokens * architecture.d_model * units.number_bytes / units.sequence_shards
     layers = architecture.layers
     return ActivationBytes(kept=kept / layers, host=host / layers, running=running, logits=logits + edges)
 
 
 def _tensor_bytes(problem: Problem, units: Units, group: LayerGroup) -> dict[str, np.ndarray]:
-    shards, sizes = units.shards, {}
+    stack, shards, sizes = problem.stack, units.shards, {}
+    # Kernels that are not fused keep more for each number of what they make.
+    extra = ((NORMS, stack.norm_bytes), (GATES, stack.gate_bytes))  # in 16-bit formats
+    more = {name: bytes_ / 2.0 for names, bytes_ in extra for name in names}
     for tensor in kept_tensors(problem.workload, group):
-        size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
+        size = tensor.token_bytes(units.number_bytes) * (1.0 + more.get(tensor.name, 0.0))
+        size = size * units.tokens / shards[tensor.shard]
         if tensor.kernel:
             size = size * (units.unfused == (tensor.kernel == "unfused"))
         sizes[tensor.name] = sizes.get(tensor.name, 0.0) + size
@@ -98,24 +105,32 @@ def memory_parts(
 ) -> dict[str, np.ndarray]:
     """Bytes of each of `MEMORY_PARTS` on the fullest device [plans]; state and activations are given by plan."""
     stack, layers = problem.stack, problem.workload.architecture.layers
-    held = layers_held(problem, c)
-    stored = activations.kept * held
-    running = np.maximum(activations.running - activations.kept, 0.0)
-    first, last = (stored * batches + running for batches in in_flight(problem, c))
-    alike = holds_both_edges(stack, c)
+    held, alike = layers_held(problem, c), holds_both_edges(stack, c)
+    wide = NUMBER_BYTES[c["precision"]]
     # Outside of a pipelined loop all micro-batches' logits exist at once, each stage holding its share of them.
     looped = alike & (c["pipeline"] > 1)
     logits = activations.logits * np.where(looped, c["accumulation"] / c["pipeline"], 1.0)
+    running, layer = np.maximum(activations.running - activations.kept, 0.0), _gathered_layer(problem, state, wide)
+    head = _gathered_edge(problem, state, np.where(alike, state.edges, state.head), wide)
+    first, last = (activations.kept * held * batches for batches in in_flight(problem, c))
     bytes_a_parameter = (stack.state.weights + stack.state.gradients + stack.state.optimizer) / state.dense_shards
-    first_heavier = first + state.embedding * bytes_a_parameter >= last + logits + state.head * bytes_a_parameter
+    first_heavier = (
+        first + running + layer + state.embedding * bytes_a_parameter
+        >= last + np.maximum(running + layer, logits + head) + state.head * bytes_a_parameter
+    )
     edge = np.where(alike, state.edges, np.where(first_heavier, state.embedding, state.head))
     dense, routed = state.dense * held / layers + edge, state.routed * held / layers
+    sharded = _sharded_state(problem, state, dense, routed, c["zero"])
+    # In the loss of a step's only micro-batch there may be no gradients yet: logits stand in their room first.
+    early = alike & (c["accumulation"] == 1) & (not stack.holds_gradients)
+    room = np.where(early, sharded["gradients"], 0.0)
+    loss = (alike | ~first_heavier) & (logits + head - room > running + layer)
     parts = {
         "weights": stack.state.weights * (dense / state.dense_shards + routed / state.routed_shards),
-        **_sharded_state(problem, state, dense, routed, c["zero"]),
-        "activations": np.where(alike | first_heavier, first, last),
-        "logits": np.where(alike | ~first_heavier, logits, 0.0),
-        "gathered": _gathered(problem, state, edge, held / layers),
+        **sharded,
+        "activations": np.where(alike | first_heavier, first, last) + np.where(loss, 0.0, running),
+        "logits": np.where(loss, np.maximum(logits - room, 0.0), 0.0),
+        "gathered": np.where(loss, head - np.maximum(room - logits, 0.0), layer),
     }
     used = sum(parts.values())
     parts["workspace"] = calibration.workspace_bytes + calibration.fragmentation * used
@@ -135,16 +150,16 @@ def _sharded_state(
     }
 
 
-def _gathered(problem: Problem, state: StateShards, edge: np.ndarray, held: np.ndarray) -> np.ndarray:
-    # Weights that are sharded, or kept wider than they are multiplied in, exist once more while they are used.
+def _gathered_layer(problem: Problem, state: StateShards, wide: np.ndarray) -> np.ndarray:
+    # Weights that are sharded, or kept wider than they are multiplied in, exist once more while they are used; of the
+    # layers that are whole at once one half is read ahead, so that gradients exist of the other half.
     stack = problem.stack
-    cast = COMPUTE_BYTES * (stack.state.weights > COMPUTE_BYTES)
-    moving = GATHERED_LAYERS * COMPUTE_BYTES + stack.state.gradient_wire
-    layer = 0.0
-    for largest, all_layers, shards in (
-        (state.dense_layer, state.dense, state.dense_shards),
-        (state.routed_layer, state.routed, state.routed_shards),
-    ):
-        gathered = all_layers * held * COMPUTE_BYTES if stack.gathers_per_step else largest * moving
-        layer = layer + np.where(shards > 1, gathered, largest * cast)
-    return np.maximum(layer, np.where((state.dense_shards > 1) | (cast > 0), edge * COMPUTE_BYTES, 0.0))
+    cast = wide * (stack.state.weights > wide)
+    moving = stack.gathered_layers * (wide + np.maximum(stack.state.gradient_wire, wide) / 2)
+    pairs = ((state.dense_layer, state.dense_shards), (state.routed_layer, state.routed_shards))
+    return summed(largest * np.where(shards > 1, moving, cast) for largest, shards in pairs)
+
+
+def _gathered_edge(problem: Problem, state: StateShards, edge: np.ndarray, wide: np.ndarray) -> np.ndarray:
+    twice = (state.dense_shards > 1) | (problem.stack.state.weights > wide)
+    return np.where(twice, edge * wide, 0.0)

@@ -195,9 +195,8 @@ class Pricer:
         for channel in CHANNELS:
             base, again = cost.wire[channel], cost.wire_again[channel]
             wires[channel] = _levels(lambda k, b=base, a=again: share * (b[k][batch.of] + batch.by_policy(a[k])))
-        times = 1.0 / batch.c["accumulation"] if self.problem.stack.gathers_per_step else 1.0
         moved, ends = (2 * part.gather + part.scatter for part in (layers, edges))
-        wires["fsdp"] = _levels(lambda k: times * (share * moved[k][mesh] + ends[k][mesh]))
+        wires["fsdp"] = _levels(lambda k: share * moved[k][mesh] + ends[k][mesh])
         sent = self._sent(batch.units)
         wires["pipeline"] = _levels(lambda k: 2 * batch.c["virtual"] * sent[k][batch.of])
         inside, ends = (np.array([part.reduce, part.spread]) for part in (layers, edges))
@@ -262,7 +261,7 @@ class Pricer:
         prices, floors = self.price(rows), self._tables(rows.meshes).floors.parts(rows)
         workload, slice_ = self.problem.workload, self.problem.slice
         again = self._tables(rows.meshes).floors.again_flops
-        wide = 1.0 + self.calibration.uncertainty
+        low, high = self.calibration.interval_low, self.calibration.interval_high
         found = []
         for i, plan in enumerate(plans):
             step, floor = float(prices.step_time_s[i]), float(floors[:, i].max())
@@ -270,7 +269,7 @@ class Pricer:
                 Estimate(
                     plan=plan,
                     step_time_s=step,
-                    interval_s=(max(step / wide, floor), step * wide),
+                    interval_s=(max(step * low, floor), max(step * high, floor)),
                     floor_s=floor,
                     serial_s=float(prices.serial_s[i]),
                     mfu=self.problem.mfu(step),

@@ -16,7 +16,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.hardware import Slice, parse_slice
 from asap_ray.interchange.huggingface import read_config
 from asap_ray.narrowing import fixed, forbidden
-from asap_ray.physics.calibration import Calibration, calibration_from_mapping
+from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
 from asap_ray.plan import KNOBS, Plan
 from asap_ray.problem import Problem, batch_shards
 from asap_ray.settings import load_group
@@ -53,7 +53,7 @@ def load(config: Config) -> Setting:
     workload = _workload(config)
     stack = stack_from_mapping(config.stack)
     chips = load_chips(config)
-    calibrations = {k: calibration_from_mapping(k, v) for k, v in load_group("calibration", config.config_dir).items()}
+    calibrations = calibrations_from_mappings(load_group("calibration", config.config_dir))
     tiers, spaces = [], []
     for name in config.hardware.slices:
         slice_ = parse_slice(name, chips)
@@ -89,11 +89,6 @@ def load_chips(config: Config) -> dict[str, Chip]:
                 )
         chips[chip.name] = chip
     return chips
-
-
-def calibration_of(chip: Chip, calibrations: Mapping[str, Calibration]) -> Calibration:
-    """The chip's own calibration, or its class's."""
-    return calibrations.get(chip.name, calibrations[chip.kind])
 
 
 def _workload(config: Config) -> Workload:

@@ -119,11 +119,12 @@ def test_flops_agree_with_what_maxtext_logged(runs: list[MeasuredRow], source: s
         (
             "trillium-006",
             "2xv6e-256",
-            "fsdp=64@8.8x2 tensor=4@2.2 micro_batch=4 accumulation=1 sequence_parallel=true remat=save_dot_except_mlp",
+            "fsdp=64@8.8x2 tensor=4@2.2 micro_batch=4 accumulation=1 sequence_parallel=true "
+            "remat=offload_input_qkv_out",
         ),
         ("mlperf-025", "4xv6e-256", "data=1x4 fsdp=256@16.16 micro_batch=2 accumulation=1 remat=full precision=int8"),
         # TPU7x: 128 chips of two devices, the die in between.
-        ("ironwood-002", "tpu7x-256", "fsdp=256@4.4.8.2 micro_batch=8 accumulation=1 remat=full"),
+        ("ironwood-002", "tpu7x-256", "fsdp=256@4.4.8.2 micro_batch=8 accumulation=1 remat=offload_input"),
     ],
 )
 def test_known_runs(mapped: dict[str, MeasuredRow | Unmapped], name: str, slice_name: str, line: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.chip import Chip, chip_from_mapping
 from asap_ray.hardware import parse_slice
-from asap_ray.physics.calibration import Calibration, calibration_from_mapping
+from asap_ray.physics.calibration import Calibration, calibrations_from_mappings
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import Plan
@@ -24,9 +24,7 @@ from asap_ray.workload import Workload
 
 CHIPS: dict[str, Chip] = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
 STACKS: dict[str, Stack] = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}
-CALIBRATIONS: dict[str, Calibration] = {
-    name: calibration_from_mapping(name, given) for name, given in load_group("calibration").items()
-}
+CALIBRATIONS: dict[str, Calibration] = calibrations_from_mappings(load_group("calibration"))
 PERFECT = Calibration(
     matmul_fraction=1.0,
     contraction_ramp=0.0,
@@ -41,7 +39,9 @@ PERFECT = Calibration(
     step_overhead_s=0.0,
     workspace_bytes=0.0,
     fragmentation=0.0,
-    uncertainty=0.0,
+    interval_low=1.0,
+    interval_high=1.0,
+    interval_rows=0.0,
 )
 """A device that reaches its datasheet, so that figures can be checked by hand."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from asap_ray.architecture import architecture_from_mapping
 from asap_ray.chip import chip_from_mapping
 from asap_ray.hardware import make_slice, parse_slice
-from asap_ray.physics.calibration import Calibration, calibration_from_mapping
+from asap_ray.physics.calibration import Calibration, calibrations_from_mappings
 from asap_ray.physics.estimate import TIME_PARTS, Prices
 from asap_ray.physics.layer import Units
 from asap_ray.physics.memory import MEMORY_PARTS, ActivationBytes, activation_bytes, memory_parts
@@ -32,7 +32,7 @@ from asap_ray.workload import Workload
 CHIPS = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
 MODELS = load_group("model")
 STACKS = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}
-CALIBRATIONS = {name: calibration_from_mapping(name, given) for name, given in load_group("calibration").items()}
+CALIBRATIONS = calibrations_from_mappings(load_group("calibration"))
 SPACES = [
     ("llama3_8b", "v5e-16", "maxtext", 32, 8192),
     ("gemma2_9b", "2xv5e-16", "maxtext", 32, 4096),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,17 +82,17 @@ def test_only_sharded_weights_are_gathered(physics):
     )
     dense = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 4096 * 8 + 2 * 4096
     experts = 8 * 3 * 4096 * 14336
-    # Two layers in 16 bits and one gradient of a layer; or an eighth of the experts, merely cast to 16 bits.
-    assert within == pytest.approx((2 * 2 + 2) * (dense + experts), rel=1e-12)
-    assert apart == pytest.approx((2 * 2 + 2) * dense + 2 * experts / 8, rel=1e-12)
+    # A layer in 16 bits and half a layer's gradients; or an eighth of the experts, merely cast to 16 bits.
+    assert within == pytest.approx((2 + 1) * (dense + experts), rel=1e-12)
+    assert apart == pytest.approx((2 + 1) * dense + 2 * experts / 8, rel=1e-12)
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 def test_logits_are_split_over_the_vocabulary(physics, tensor):
-    problem = physics.problem("llama3_8b", "h100x8", "torchtitan", 16, 4096)
+    problem = physics.problem("llama3_8b", "h100x8", "torchtitan", 32, 4096)
     sequence = "sequence_parallel=true " if tensor > 1 else ""
     mesh = f"fsdp={8 // tensor} tensor={tensor} {sequence}" if tensor < 8 else f"tensor=8 {sequence}"
-    line = f"{mesh} micro_batch=2 accumulation={tensor} remat=full"
+    line = f"{mesh} micro_batch=2 accumulation={2 * tensor} remat=full"
     logits = physics.estimate(problem, line).memory_parts["logits"]
     # Eight bytes a logit, and the head's input and the embedding's output.
     assert logits == pytest.approx((2 * 4096 * 128256 * 8 + 2 * 2 * 4096 * 4096 * 2) / tensor, rel=1e-12)
@@ -110,22 +112,23 @@ def test_the_stage_with_the_logits_is_reported_where_it_is_the_fuller_one(physic
     problem = physics.problem("llama3_8b", "h100x2", "torchtitan", 4, 8192)
     parts = physics.estimate(problem, "pipeline=2 schedule=1f1b micro_batch=2 accumulation=2 remat=full").memory_parts
     assert parts["logits"] > 8 * 2 * 8192 * 128256
-    llama = problem.workload.architecture
-    kept = 16 * 2 * 8192 * 4096 * 2  # one micro-batch's inputs, not two
-    running = sum(t.token_bytes(2.0) for t in kept_tensors(problem.workload, llama.groups[0]) if t.kernel != "unfused")
-    assert parts["activations"] == pytest.approx(kept + 2 * 8192 * (running - 4096 * 2), rel=1e-12)
+    # One micro-batch's inputs, not two; no layer runs backward while the loss is computed.
+    assert parts["activations"] == pytest.approx(16 * 2 * 8192 * 4096 * 2, rel=1e-12)
 
 
 def test_offloaded_tensors_leave_the_device(physics):
     problem = physics.problem("llama2_7b", "v5p-8", "maxtext", 16, 2048)
+    # Without logits the fullest moment is the backward pass of a layer.
+    problem = replace(problem, stack=replace(problem.stack, logit_bytes=0.0))
     line = "fsdp=4@2.2.1 micro_batch=1 accumulation=4 remat="
-    saved, offloaded, none = (
+    saved, offloaded, none, no_input = (
         physics.estimate(problem, line + remat).memory_parts["activations"]
-        for remat in ("save_qkv_proj", "qkv_proj_offloaded", "full")
+        for remat in ("save_qkv_proj", "qkv_proj_offloaded", "full", "offload_input")
     )
     qkv = 2048 * 3 * 4096 * 2
     assert saved - none == pytest.approx(31 * qkv, rel=1e-12)  # of the running layer they exist either way
     assert offloaded == pytest.approx(none, rel=1e-12)
+    assert none - no_input == pytest.approx(31 * qkv / 3, rel=1e-12)
 
 
 def test_latents_are_split_with_the_sequence(physics):
@@ -147,3 +150,65 @@ def test_what_no_tensor_explains_is_a_share_of_the_rest(physics):
         for space, share in ((0.0, 0.0), (1e9, 0.04))
     )
     assert real == pytest.approx(1.04 * plain + 1e9, rel=1e-12)
+
+
+# --- the two moments -------------------------------------------------------------------------------------------------
+
+
+def test_logits_and_a_running_layer_do_not_meet(physics):
+    # Llama 3 8B on one H100 each: a micro-batch of 2 x 8192 tokens in full recomputation, as torchtitan runs it.
+    problem = physics.problem("llama3_8b", "h100x8", "torchtitan", 32, 8192)
+    parts = physics.estimate(problem, "fsdp=8 micro_batch=2 accumulation=2 remat=full").memory_parts
+    tokens, d = 2 * 8192, 4096
+    assert parts["logits"] == pytest.approx(tokens * (8 * 128256 + 2 * 2 * d), rel=1e-12)
+    assert parts["activations"] == pytest.approx(32 * tokens * d * 2, rel=1e-12)
+    assert parts["gathered"] == pytest.approx(2 * 2 * 128256 * d, rel=1e-12)  # embedding and head
+    # With logits of two bytes the backward pass of a layer is the fuller moment: two layers and a gradient, gathered.
+    narrow = replace(problem, stack=replace(problem.stack, logit_bytes=0.5))
+    parts = physics.estimate(narrow, "fsdp=8 micro_batch=2 accumulation=2 remat=full").memory_parts
+    layer = 2 * d * d + 2 * d * 1024 + 3 * d * 14336 + 2 * d
+    running = sum(
+        t.token_bytes(2.0)
+        for t in kept_tensors(problem.workload, problem.workload.architecture.groups[0])
+        if t.kernel != "unfused"
+    )
+    assert parts["logits"] == 0
+    assert parts["activations"] == pytest.approx(tokens * (31 * d * 2 + running), rel=1e-12)
+    assert parts["gathered"] == pytest.approx((2 * 2 + 4) * layer, rel=1e-12)
+
+
+@pytest.mark.parametrize(("stack", "early"), [("torchtitan", True), ("megatron", False)])
+def test_the_only_micro_batch_has_its_loss_before_there_are_gradients(physics, stack, early):
+    problem = physics.problem("llama3_8b", "h100x8", stack, 16, 4096)
+    mesh = "fsdp=8" if stack == "torchtitan" else "data=8"
+    one, two = (
+        physics.estimate(problem, f"{mesh} micro_batch={m} accumulation={a} remat=full").memory_parts
+        for m, a in ((2, 1), (1, 2))
+    )
+    logits = 2 * 4096 * (problem.stack.logit_bytes * 128256 + 2 * 2 * 4096)
+    room = one["gradients"] if early else 0.0
+    assert one["logits"] == pytest.approx(logits - room, rel=1e-12)
+    assert two["logits"] == pytest.approx(logits / 2, rel=1e-12)
+
+
+def test_kernels_that_are_not_fused_keep_more(physics):
+    # Aleph Alpha's Scaling without its norm kernel: two norms of 8 bytes a number more, and silu(x) of the gate.
+    line = "data=8 micro_batch=1 accumulation=2 remat=none"
+    kept = {
+        stack: physics.estimate(physics.problem("llama2_13b", "a100x8", stack, 16, 2048), line).memory_parts
+        for stack in ("megatron", "scaling", "scaling_eager")
+    }
+    gate, norms = 40 * 2048 * 2 * 13824, 40 * 2048 * 2 * 8 * 5120
+    assert kept["scaling"]["activations"] - kept["megatron"]["activations"] == pytest.approx(gate, rel=1e-12)
+    assert kept["scaling_eager"]["activations"] - kept["scaling"]["activations"] == pytest.approx(norms, rel=1e-12)
+
+
+def test_logits_that_are_gathered_are_whole_on_each_tensor_rank(physics):
+    line = "tensor=8 micro_batch=2 accumulation=8 remat=full sequence_parallel=true"
+    whole, split = (
+        physics.estimate(physics.problem("llama2_13b", "a100x8", stack, 16, 2048), line).memory_parts["logits"]
+        for stack in ("scaling", "megatron")
+    )
+    edges = 2 * 2 * 2048 * 5120 * 2 / 8
+    assert whole == pytest.approx(2 * 2048 * 32000 * 14 + edges, rel=1e-12)
+    assert split == pytest.approx(2 * 2048 * 32000 * 6 / 8 + edges, rel=1e-12)

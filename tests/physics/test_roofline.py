@@ -66,13 +66,15 @@ def test_a_tpu_step_by_hand(physics):
     work = layers * (matmul + 3.5 * attention + 3 * elementwise + again) + head
 
     def line_of_four(bytes_: float) -> float:
-        return bytes_ * 3 / 4 / (0.8 * 50e9) + 3 * 1e-6
+        return bytes_ * 3 / 4 / (0.6 * 50e9) + 3 * 1e-6
 
     tensor = (layers * 11 + 5) * line_of_four(t * d * 2)  # embedding and head are one more block
     layer = (2 * d * d + 2 * d * d + 3 * d * ff) / 4 + 2 * d  # of one tensor rank; norms are whole
     edges = 2 * vocab * d / 4
     fsdp = 3 * (layers * line_of_four(2 * layer) + line_of_four(2 * edges))
-    assert 0.9 * fsdp + 0.4 * tensor < work  # what is asynchronous hides
+    asynchronous = 0.9 * fsdp + 0.4 * tensor
+    assert asynchronous > work  # it hides under all of the work, which is not enough
+    hidden = work / asynchronous
     held = (layers * layer + edges) / 4
     expected = {
         "matmul": 2 * layers * matmul,
@@ -80,8 +82,8 @@ def test_a_tpu_step_by_hand(physics):
         "elementwise": 2 * layers * 3 * elementwise,
         "recompute": 2 * layers * again,
         "head": 2 * head,
-        "tensor": 2 * 0.6 * tensor,
-        "fsdp": 2 * 0.1 * fsdp,
+        "tensor": 2 * (1 - 0.4 * hidden) * tensor,
+        "fsdp": 2 * (1 - 0.9 * hidden) * fsdp,
         # Float32 weights and two moments, read and written, and gradients read.
         "optimizer": (2 * 4 + 4 + 2 * 8) * held / chip.hbm,
         "host": 2 * (layers * 67 + 8) * 1e-6 + 5e-3,  # 67 launches a layer: see test_layer
@@ -89,8 +91,8 @@ def test_a_tpu_step_by_hand(physics):
     found = {part: seconds for part, seconds in estimate.time_parts.items() if seconds}
     assert found == pytest.approx(expected, rel=1e-9)
     assert estimate.step_time_s == pytest.approx(sum(expected.values()), rel=1e-9)
-    fed = 2 * t * 8 / (0.7 * 16e9)  # two 32-bit ids a token from the host, hidden under the step
-    shown = 2 * (0.4 * tensor + 0.9 * fsdp) + fed
+    fed = 2 * t * 8 / (0.7 * 15e9)  # two 32-bit ids a token from the host, hidden under the step
+    shown = 2 * hidden * asynchronous + fed
     assert estimate.serial_s == pytest.approx(sum(expected.values()) + shown, rel=1e-9)
     flops = 3 * 16 * 2048 * (2 * (layers * 4 * layer - layers * 8 * d + vocab * d) + layers * 4 * 1024.5 * d)
     assert estimate.mfu == pytest.approx(flops / (16 * 197e12) / estimate.step_time_s, rel=1e-9)
@@ -176,6 +178,8 @@ def test_uneven_stages_wait_for_the_fullest(physics):
 def test_a_looped_pipeline_spreads_the_head_and_a_real_one_does_not(physics):
     # MaxText's pipeline is a loop over the layers; logits of all micro-batches stand outside, split over the stages.
     maxtext = physics.problem("llama2_7b", "v5p-8", "maxtext", 16, 2048)
+    # So wide that the loss is the fullest moment with one micro-batch, too.
+    maxtext = replace(maxtext, stack=replace(maxtext.stack, logit_bytes=80.0))
     alone, looped = physics.estimates(
         maxtext,
         physics.perfect,
@@ -235,7 +239,7 @@ def test_offloaded_tensors_cross_pcie_both_ways(physics):
     line = "fsdp=4@2.2.1 micro_batch=1 accumulation=4 remat=qkv_proj_offloaded"
     parts = physics.estimate(problem, line).time_parts
     qkv = 32 * 2048 * 3 * 4096 * 2
-    assert parts["offload"] == pytest.approx(4 * 2 * qkv / 16e9, rel=1e-12)
+    assert parts["offload"] == pytest.approx(4 * 2 * qkv / 15e9, rel=1e-12)
 
 
 def test_a_group_that_fills_a_ring_of_two_axes_is_the_ring(physics):

@@ -13,7 +13,7 @@ import pytest
 from asap_ray.errors import ConfigError
 from asap_ray.hardware import parse_slice
 from asap_ray.narrowing import fixed
-from asap_ray.physics.calibration import calibration_from_mapping
+from asap_ray.physics.calibration import calibration_from_mapping, calibration_of, calibrations_from_mappings
 from asap_ray.plan import Plan
 from asap_ray.settings import load_group
 from asap_ray.space import Space
@@ -122,9 +122,8 @@ def test_a_config_json_that_cannot_be_used_ends_in_one_line(
 
 def fits(model: str, slice_: str, stack: str, batch: int, seq_len: int) -> bool:
     problem = make_problem(slice_, stack, model, batch=batch, seq_len=seq_len)
-    calibrations = load_group("calibration")
-    name = problem.slice.chip.name if problem.slice.chip.name in calibrations else problem.slice.chip.kind
-    tier = Roofline(problem=problem, calibration=calibration_from_mapping(name, calibrations[name]))
+    calibration = calibration_of(problem.slice.chip, calibrations_from_mappings(load_group("calibration")))
+    tier = Roofline(problem=problem, calibration=calibration)
     return bool(tier.sweep(Space(problem=problem), top=1).ranked)
 
 

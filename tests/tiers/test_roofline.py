@@ -14,7 +14,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.executor import local
 from asap_ray.layers import Attention, FeedForward
 from asap_ray.narrowing import fixed
-from asap_ray.physics.calibration import Calibration, calibration_from_mapping
+from asap_ray.physics.calibration import Calibration, calibrations_from_mappings
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
@@ -26,9 +26,7 @@ from asap_ray.tiers.keepers import SAMPLE
 from asap_ray.tiers.roofline import Roofline, Sweep
 from tests.problems import MOE, all_plans, make_problem
 
-CALIBRATIONS: dict[str, Calibration] = {
-    name: calibration_from_mapping(name, given) for name, given in load_group("calibration").items()
-}
+CALIBRATIONS: dict[str, Calibration] = calibrations_from_mappings(load_group("calibration"))
 # Large enough that some plans fit on eight chips and some do not.
 MIDDLE = Architecture(
     name="middle",

@@ -1,0 +1,168 @@
+"""Estimates against runs that happened: their bias by chip, their interval, what fits, and that they are legal plans.
+
+The rows calibrate too, so these bounds say how well a few constants a chip explain the public runs, not how well they
+would predict others. They are a little looser than what is reached.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from asap_ray.chip import chip_from_mapping
+from asap_ray.interchange.measured import Mapper, MeasuredRow, by_problem, read_table
+from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
+from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.roofline import Pricer
+from asap_ray.rules import broken
+from asap_ray.settings import data_dir, load_group, read_settings
+from asap_ray.space import Space
+from asap_ray.stack import stack_from_mapping
+
+TABLES = data_dir("knowledge") / "measured"
+CALIBRATIONS = load_group("calibration")
+ENOUGH = 10
+GOOD_MFU = 0.3
+BIAS = (0.84, 1.15)
+# 17 of its 22 runs are of one source (SimuMax, plain Megatron-LM), at 0.70; NVIDIA's own four are at 0.89. No constant
+# of the chip explains both.
+UNEXPLAINED = {"b200": (0.65, 0.80)}
+ILLEGAL = {
+    # Megatron Core has an FSDP of its own; the stack describes the trainer without it.
+    "mbridge-250": "axes",
+    "mbridge-277": "axes",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    row: MeasuredRow
+    estimate: Estimate
+
+    @property
+    def chip(self) -> str:
+        return self.row.problem.slice.chip.name
+
+    @property
+    def ratio(self) -> float:
+        assert self.row.step_time_s
+        return self.estimate.step_time_s / self.row.step_time_s
+
+    @property
+    def tuned(self) -> bool:
+        return (self.row.model_mfu or 0) > GOOD_MFU and self.row.quality == "A"
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    mapper = Mapper(
+        chips={name: chip_from_mapping(given) for name, given in load_group("hardware").items()},
+        stacks={name: stack_from_mapping(given) for name, given in load_group("stack").items()},
+        models=load_group("model"),
+        defaults=read_settings(TABLES / "defaults.yaml"),
+    )
+    calibrations = calibrations_from_mappings(CALIBRATIONS)
+    mapped = [mapper.map(row) for path in sorted(TABLES.glob("*.parquet")) for row in read_table(path)]
+    found = []
+    for problem, rows in by_problem(row for row in mapped if isinstance(row, MeasuredRow)):
+        pricer = Pricer(problem, calibration_of(problem.slice.chip, calibrations))
+        plans = [row.plan for row in rows]
+        estimates = pricer.estimates(Space(problem=problem).columns(plans), plans)
+        found += [Run(row, estimate) for row, estimate in zip(rows, estimates, strict=True)]
+    return found
+
+
+def test_no_chip_is_estimated_far_from_what_it_does(runs: list[Run]) -> None:
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.tuned:
+            ratios[run.chip].append(run.ratio)
+    enough = {chip: float(np.median(found)) for chip, found in ratios.items() if len(found) >= ENOUGH}
+    for chip, median in sorted(enough.items()):
+        print(f"{chip}: median estimate / measured {median:.3f} on {len(ratios[chip])} tuned runs")
+    assert set(enough) >= {"a100", "a100-40", "b200", "gb200", "gb300", "h100", "v5e", "v5p", "v6e"}
+    for chip, median in enough.items():
+        low, high = UNEXPLAINED.get(chip, BIAS)
+        assert low <= median <= high, chip
+
+
+@pytest.mark.parametrize("kind", ["gpu", "tpu"])
+def test_the_interval_holds_what_it_says(runs: list[Run], kind: str) -> None:
+    tuned = [run for run in runs if run.tuned and run.row.problem.slice.chip.kind == kind]
+    inside = [run.estimate.interval_s[0] <= (run.row.step_time_s or 0) <= run.estimate.interval_s[1] for run in tuned]
+    print(f"{kind}: {np.mean(inside):.1%} of {len(tuned)} tuned runs lie in their interval")
+    assert 0.80 <= np.mean(inside) <= 0.97
+    # The file states the quantiles of these very rows.
+    stated, measured = CALIBRATIONS[kind], [1 / run.ratio for run in tuned]
+    assert stated["interval_rows"] == len(tuned)
+    assert stated["interval_low"] == pytest.approx(np.quantile(measured, 0.05), abs=0.02)
+    assert stated["interval_high"] == pytest.approx(np.quantile(measured, 0.95), abs=0.03)
+    for run in tuned:
+        assert run.estimate.floor_s <= run.estimate.interval_s[0] <= run.estimate.interval_s[1]
+
+
+def fitting(runs: list[Run]) -> dict[str, Counter[tuple[str, bool]]]:
+    """Runs of the table that keeps its failures, by chip (and `all`), by outcome and whether we say that they fit."""
+    found: dict[str, Counter[tuple[str, bool]]] = defaultdict(Counter)
+    for run in runs:
+        if run.row.table == "training" and run.row.status in ("ok", "oom"):
+            for name in ("all", run.chip):
+                found[name][run.row.status, run.estimate.fits] += 1
+    return found
+
+
+def test_what_runs_out_of_memory_is_told_from_what_runs(runs: list[Run]) -> None:
+    found = fitting(runs)
+    for chip, count in sorted(found.items()):
+        print(f"{chip}: {count['ok', False]} of {count['ok', True] + count['ok', False]} that ran are refused, "
+              f"{count['oom', False]} of {count['oom', True] + count['oom', False]} failures recognised")  # fmt: skip
+    every = found["all"]
+    assert every["oom", False] + every["oom", True] >= 200
+    assert every["oom", False] / (every["oom", False] + every["oom", True]) >= 0.88
+    assert every["ok", False] / (every["ok", False] + every["ok", True]) <= 0.13
+    for chip, count in found.items():
+        ran = count["ok", False] + count["ok", True]
+        assert ran < ENOUGH or count["ok", False] / ran < 0.5, chip
+
+
+def test_what_ran_with_a_stated_policy_is_hardly_refused(runs: list[Run]) -> None:
+    stated = [
+        run
+        for run in runs
+        if run.row.table == "training"
+        and run.row.status == "ok"
+        and not any(reason.startswith("remat") for reason in run.row.inferred)
+    ]
+    assert len(stated) >= 500
+    assert np.mean([not run.estimate.fits for run in stated]) <= 0.06
+
+
+def test_what_ran_is_a_legal_plan(runs: list[Run]) -> None:
+    faults = {}
+    for run in runs:
+        if run.row.step_time_s is not None and (fault := broken(run.row.problem, run.row.plan)):
+            faults[run.row.id] = fault[0]
+    assert faults == ILLEGAL
+
+
+# --- where the constants are from ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CALIBRATIONS)
+def test_every_constant_has_a_source_or_is_assumed(name: str) -> None:
+    given = CALIBRATIONS[name]
+    figures = {key for key in given if key not in ("sources", "base")}
+    assert figures == set(given["sources"])
+    for key, text in given["sources"].items():
+        assert len(text.split()) >= 4, key  # a source or a reason, not a mark alone
+
+
+def test_a_file_of_one_chip_changes_what_it_names_alone() -> None:
+    found = calibrations_from_mappings(CALIBRATIONS)
+    assert found["v6e"].matmul_fraction == CALIBRATIONS["v6e"]["matmul_fraction"] != found["tpu"].matmul_fraction
+    assert found["v6e"].hbm_fraction == found["tpu"].hbm_fraction
+    assert found["v6e"].sources["hbm_fraction"] == found["tpu"].sources["hbm_fraction"]
+    assert found["v6e"].sources["matmul_fraction"] != found["tpu"].sources["matmul_fraction"]
