@@ -62,17 +62,6 @@ class Chip:
     usd_per_chip_hour: float | None = None
     sources: tuple[str, ...]
 
-    def device_flops(self, dtype: str) -> float:
-        """Peak FLOP/s of one device for matmuls in `dtype`; ConfigError where the chip has no such unit."""
-        if dtype not in self.peak_flops:
-            allowed = f"{self.name} multiplies {', '.join(self.peak_flops)}"
-            raise ConfigError("precision", dtype, allowed, self.peak_flops)
-        return self.peak_flops[dtype] / self.devices_per_chip
-
-    def multiplies(self, dtype: str) -> bool:
-        """Whether the chip has matrix units for a format."""
-        return dtype in self.peak_flops or KIN.get(dtype) in self.peak_flops
-
     @property
     def device_hbm_bytes(self) -> float:
         """HBM of one device in bytes; a training program gets only `usable_hbm_bytes` of it."""
