@@ -62,6 +62,10 @@ class Chip:
     usd_per_chip_hour: float | None = None
     sources: tuple[str, ...]
 
+    def multiplies(self, dtype: str) -> bool:
+        """Whether the chip has matrix units for a format."""
+        return dtype in self.peak_flops or KIN.get(dtype) in self.peak_flops
+
     @property
     def device_hbm_bytes(self) -> float:
         """HBM of one device in bytes; a training program gets only `usable_hbm_bytes` of it."""
