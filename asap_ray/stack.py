@@ -63,11 +63,11 @@ class Stack:
     `expert` says whether the expert axis multiplies with the others (MaxText) or subdivides data, fsdp and context
     (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp. `overlap` is, for each
     kind of traffic, the fraction that the trainer issues asynchronously, so that it can hide under compute.
-    `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches must
-    be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until the
-    backward pass (autodiff over a loop), `reruns_output` where recomputation runs a layer's last matmul again, although
-    no gradient needs it, `holds_gradients` where buffers of gradients exist from the start of a step; elsewhere a step
-    of one micro-batch has none yet while it computes the loss.
+    `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches
+    must be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until
+    the backward pass (autodiff over a loop), `reruns_output` where recomputation runs a layer's last matmul again,
+    although no gradient needs it, `holds_gradients` where buffers of gradients exist from the start of a step;
+    elsewhere a step of one micro-batch has none yet while it computes the loss.
 
     Bytes: `logit_bytes` are held for each logit while the loss is computed, over the tensor axis or, without
     `splits_logits`, on each of its ranks; `norm_bytes` are kept for each number of a norm besides its input and output,

@@ -108,7 +108,7 @@ def test_total_is_the_raw_product() -> None:
 
 
 def test_removed_counts_of_the_smallest_space_by_hand() -> None:
-    """Two GPUs, sharded or replicated: 2 meshes × 2 micro-batches × 1 schedule × 2 (ZeRO, sequence, remat, attention)."""
+    """Two GPUs, sharded or replicated: 2 meshes × 2 micro-batches × 1 schedule × 2 (ZeRO, sequence, remat, kernel)."""
     survey = Space(problem=make_problem("h100x2", "foundry", batch=2)).survey()
     assert survey.total == 2 * 2 * 16
     # Micro-batch 2 on two shards asks for 4 sequences; sequence parallelism needs a tensor axis; of the 8 plans with

@@ -20,9 +20,9 @@ class Calibration:
     `matmul_fraction` is what a large, well-shaped matmul reaches of the peak, `contraction_ramp` the contraction length
     at which a matmul reaches half of that. `attention_fraction` is the same for a fused attention kernel.
     `kernel_launch_s` is paid by every kernel, `step_overhead_s` once a step. `workspace_bytes` and `fragmentation` (of
-    all other bytes) are memory that no tensor of the plan accounts for. `interval_low` and `interval_high` are the 5% and 95%
-    quantiles of measured over estimated step times, of `interval_rows` public runs above 30% MFU. `sources` says where
-    each figure is from, or that it is assumed and why.
+    all other bytes) are memory that no tensor of the plan accounts for. `interval_low`, `interval_high` are the 5% and
+    95% quantiles of measured over estimated step times, of `interval_rows` public runs above 30% MFU. `sources` says
+    where each figure is from, or that it is assumed and why.
     """
 
     matmul_fraction: float
