@@ -140,7 +140,7 @@ def bound_line(diagnosis: Diagnosis) -> str:
     bound = RESOURCES.get(diagnosis.bound, diagnosis.bound)
     parts = [f"bound by {bound}", f"{units.percent(diagnosis.headroom)} of the step lies above its floor"]
     if diagnosis.overlap is not None:
-        parts.append(f"{units.percent(diagnosis.overlap)} of the traffic hides under compute")
+        parts.append(f"{units.percent(diagnosis.overlap)} of the traffic is assumed to hide under compute")
     if diagnosis.redundant > 0.0005:
         parts.append(f"{units.percent(diagnosis.redundant)} more FLOPs than the model needs")
     return ", ".join(parts)
