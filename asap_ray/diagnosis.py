@@ -40,10 +40,10 @@ NOTHING_TO_GAIN = 0.05
 class Diagnosis:
     """What bounds a step and what speaks for it.
 
-    `bound` and `next_wall` are resources (compute, hbm, ici, dcn, pcie, bubble, host, input); `headroom` is
-    1 - floor/step; `overlap` is the share of all traffic that hides under compute, None where there is none;
-    `redundant` the FLOPs of recomputation over the model's own. `abstains` says why no other mesh would help much, or
-    is None.
+    `bound` and `next_wall` are resources (compute, hbm, ici, dcn, pcie, bubble, host, input), the latter the one that
+    would be busy longest if the bound cost nothing; `headroom` is 1 - floor/step; `overlap` is the share of all
+    traffic that hides under compute, None where there is none; `redundant` the FLOPs of recomputation over the
+    model's own. `abstains` says why no other mesh would help much, or is None.
     """
 
     bound: str
@@ -82,7 +82,8 @@ def diagnose(estimate: Estimate) -> Diagnosis:
     wires = estimate.busy["ici"] + estimate.busy["dcn"]
     exposed = seconds["ici"] + seconds["dcn"]
     bound = _bound(seconds, exposed, step)
-    others = {name: value for name, value in seconds.items() if name != bound}
+    # What binds next does so in full: traffic and HBM count as long as they are busy, hidden today or not.
+    others = {name: max(value, estimate.busy.get(name, 0.0)) for name, value in seconds.items() if name != bound}
     return Diagnosis(
         bound=bound,
         evidence=tuple(_evidence(estimate, seconds, exposed, wires)),

@@ -51,7 +51,7 @@ def made(
 @pytest.mark.parametrize(
     ("parts", "busy", "bound", "next_wall"),
     [
-        ({"matmul": 9.0, "elementwise": 0.6, "fsdp": 0.4}, {"ici": 4.0}, "compute", "hbm"),
+        ({"matmul": 9.0, "elementwise": 0.6, "fsdp": 0.4}, {"ici": 4.0}, "compute", "ici"),
         ({"matmul": 4.0, "attention": 1.0, "elementwise": 4.0, "optimizer": 1.0}, {}, "hbm", "compute"),
         ({"matmul": 6.0, "tensor": 3.0, "fsdp": 1.0}, {"ici": 5.0}, "ici", "compute"),
         ({"matmul": 5.0, "gradient": 5.0}, {"dcn": 9.0}, "dcn", "compute"),
