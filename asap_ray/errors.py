@@ -13,7 +13,8 @@ class AsapError(Exception):
 class ConfigError(AsapError, ValueError):
     """A configured value cannot be used.
 
-    The text names the key, what was given, what is allowed and, where `names` has one close to it, the nearest name.
+    The text names the key, what was given, the nearest name where `names` has one close to it, and what is allowed.
+    The nearest name comes before what is allowed, which can be long.
     """
 
     def __init__(self, key: str, given: object, allowed: str, names: Iterable[str] = ()) -> None:
@@ -21,10 +22,10 @@ class ConfigError(AsapError, ValueError):
         self.key, self.given, self.allowed, self.names = self.args
 
     def __str__(self) -> str:
-        """The one line: key, value, what is allowed, and the nearest name."""
+        """The one line: key, value, the nearest name, and what is allowed."""
         near = difflib.get_close_matches(shown(self.given), self.names, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return " ".join(f"{shown(self.key)}={shown(self.given)}: {self.allowed}{hint}".split())
+        hint = f"did you mean {near[0]}? " if near else ""
+        return " ".join(f"{shown(self.key)}={shown(self.given)}: {hint}{self.allowed}".split())
 
 
 def shown(value: object, most: int = 160) -> str:

@@ -170,8 +170,8 @@ def _check_key(key: str, value: str) -> None:
 
 def _unknown_key(key: str, value: object) -> ConfigError:
     near = difflib.get_close_matches(key.removeprefix("~"), list(all_keys()), n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return ConfigError(key, value, f"no such key{hint}; --help lists what is allowed")
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ConfigError(key, value, f"{hint}no such key; --help lists what is allowed")
 
 
 def _to_hydra(word: Word, config_dir: str | None) -> str:

@@ -44,7 +44,7 @@ def configured(command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[C
 # key=value as told back, then words that the rest of the line must hold
 MISTAKES = {
     (TINY, "stack=maxtxt"): ("stack=maxtxt", "megatron", "did you mean maxtext?"),
-    ("+model=lama70b",): ("model=lama70b", "mixtral8x7b", "did you mean llama70b?"),
+    ("+model=lama70b",): ("model=lama70b: did you mean llama70b? allowed:", "mixtral8x7b"),
     ("model=",): ("model=", "llama70b"),
     ("model=[tiny,llama70b]",): ("model=[tiny,llama70b]", "llama70b"),
     ("model=../../etc/passwd",): ("model=../../etc/passwd", "llama70b"),
@@ -66,7 +66,7 @@ MISTAKES = {
     (TINY, "output=jsn"): ("output=jsn", "plain", "did you mean json?"),
     (TINY, "budget.trials=10"): ("budget.trials=10", "not part of this version"),
     (TINY, "ray.address=auto"): ("ray.address=auto", "not part of this version"),
-    (TINY, "wrkload.seq_len=3"): ("wrkload.seq_len=3", "no such key", "did you mean workload.seq_len?"),
+    (TINY, "wrkload.seq_len=3"): ("wrkload.seq_len=3: did you mean workload.seq_len? no such key",),
     (TINY, "global_batch=3"): ("global_batch=3", "did you mean workload.global_batch?"),
     (TINY, "workload={seq: 3}"): ("workload.seq=3", "did you mean workload.seq_len?"),
     (TINY, "~stack=maxtext"): ("~stack=maxtext", "did you mean stack?"),
@@ -149,7 +149,7 @@ def test_a_mistake_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None
         cwd=tmp_path,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "asap-ray: tiers=rofline: allowed: auto, roofline (did you mean roofline?)\n"
+    assert ended.stderr == "asap-ray: tiers=rofline: did you mean roofline? allowed: auto, roofline\n"
     assert list(tmp_path.iterdir()) == []
 
 

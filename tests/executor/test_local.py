@@ -66,7 +66,7 @@ class TestExecutor:
         outcome = only(run([job(chores.refuse)], 1))
         assert outcome.status == "failed"
         assert isinstance(outcome.error, ConfigError)
-        assert str(outcome.error) == "space.fix=tensr: no such field (did you mean tensor?)" == outcome.reason
+        assert str(outcome.error) == "space.fix=tensr: did you mean tensor? no such field" == outcome.reason
         assert (outcome.error.key, outcome.error.names) == ("space.fix", ("tensor",))
         assert isinstance(only(run([job(chores.too_small)], 1)).error, DoesNotFitError)
 
