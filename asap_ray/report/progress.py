@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+from asap_ray.report.terminal import takes_escapes
 
 
 @contextmanager
@@ -14,10 +15,10 @@ def progress(what: str, stream: TextIO, *, wanted: bool = True) -> Iterator[Call
 
     Args:
         what: the words before the bar.
-        stream: where to; a bar needs a terminal.
+        stream: where to; a bar needs a terminal that takes escape codes.
         wanted: whether the work is long enough for one.
     """
-    if not (wanted and stream.isatty() and os.environ.get("TERM") != "dumb"):
+    if not (wanted and takes_escapes(stream)):
         yield None
         return
     from rich.console import Console

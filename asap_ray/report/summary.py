@@ -48,8 +48,13 @@ def summary(answer: Answer) -> dict[str, Any]:
 
 
 def summary_text(answer: Answer) -> str:
-    """The summary as indented JSON text."""
+    """The summary as indented JSON text, as it lies in a file."""
     return json.dumps(summary(answer), indent=2, allow_nan=False)
+
+
+def summary_line(answer: Answer) -> str:
+    """The summary on one line, as a program reads it from stdout: the jobs of one sweep are then one object a line."""
+    return json.dumps(summary(answer), allow_nan=False)
 
 
 def estimate_fields(estimate: Estimate | None) -> dict[str, Any] | None:
@@ -71,8 +76,12 @@ def estimate_fields(estimate: Estimate | None) -> dict[str, Any] | None:
 
 
 def space_fields(answer: SliceAnswer) -> dict[str, Any]:
-    """How many plans there were, how many are legal, and how many each rule removed."""
-    return {"total": answer.total, "legal": answer.legal, "removed": dict(answer.removed)}
+    """How many plans there were, how many are legal, how many of those fit in memory, and how many each rule removed.
+
+    `removed["memory"]` counts legal plans: it is legal less fitting, and all else in `removed` is total less legal.
+    """
+    counts = {"total": answer.total, "legal": answer.legal, "fitting": answer.fitting}
+    return {**counts, "removed": dict(answer.removed)}
 
 
 def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
@@ -101,7 +110,6 @@ def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
                 "usd_per_million_tokens": by_cost[i],
             },
             "space": space_fields(each),
-            "fitting": each.fitting,
         }
         for i, each in enumerate(ranked)
     ]

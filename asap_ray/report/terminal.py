@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from asap_ray.errors import ConfigError, printable
 from asap_ray.report.answer import Answer
 from asap_ray.report.outline import Block, Grid, heading, outline
-from asap_ray.report.summary import summary_text
+from asap_ray.report.summary import summary_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 OUTPUTS = ("rich", "plain", "json")
 
 
+def takes_escapes(stream: TextIO) -> bool:
+    """Whether colours and a moving cursor are wanted: on a terminal, unless TERM=dumb or a NO_COLOR is set."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
 def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False) -> None:
     """Print the answer.
 
     Args:
         answer: what was found.
-        output: `rich` (plain where the stream is no terminal), `plain`, or `json` (`summary.json` and nothing else).
+        output: `rich` (plain where the stream is no terminal), `plain`, or `json` (`summary.json` on one line).
         stream: where to, such as `sys.stdout`.
         announced: whether `announce` has printed the heading already.
 
@@ -40,7 +45,7 @@ def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False
     if output not in OUTPUTS:
         raise ConfigError("output", output, f"allowed: {', '.join(OUTPUTS)}", OUTPUTS)
     if output == "json":
-        stream.write(summary_text(answer) + "\n")
+        stream.write(summary_line(answer) + "\n")
         return
     if not announced:
         announce(answer.model, answer.workload, tuple(each.slice for each in answer.slices), output, stream)
@@ -53,8 +58,8 @@ def announce(model: str, workload: Workload, slices: tuple[Slice, ...], output: 
 
 
 def print_blocks(blocks: Iterable[Block], output: str, stream: TextIO) -> None:
-    """Print blocks in colour (`rich`, where the stream is a terminal) or as plain lines."""
-    if output == "rich" and stream.isatty() and os.environ.get("TERM") != "dumb":
+    """Print blocks in colour (`rich`, where the stream takes it) or as plain lines."""
+    if output == "rich" and takes_escapes(stream):
         _print_rich(blocks, stream)
     else:
         encoding = getattr(stream, "encoding", None) or "utf-8"

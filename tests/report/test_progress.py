@@ -37,6 +37,15 @@ def test_there_is_none_elsewhere(stream: io.StringIO, wanted: bool, term: str, m
     assert stream.getvalue() == ""
 
 
+def test_no_color_asks_for_no_escape_code_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    with progress("pricing", stream) as told:
+        assert told is None
+    assert stream.getvalue() == ""
+
+
 def test_an_error_inside_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()

@@ -22,7 +22,7 @@ def test_keys_are_those_of_the_contract(factory: Any) -> None:
     found = summary(factory.answer())
     assert set(found) == KEYS
     assert set(found["best"]) == BEST_KEYS
-    assert set(found["space"]) == {"total", "legal", "removed"}
+    assert set(found["space"]) == {"total", "legal", "fitting", "removed"}
     assert found["trials"] == {"complete": 0, "pruned": 0, "infeasible": 0, "failed": 0, "timeout": 0}
     assert set(found["agents"]) == {"brain", "rounds", "proposals", "refused"}
     assert found["llm"] == {"calls": 0, "tokens": 0, "usd": 0.0}

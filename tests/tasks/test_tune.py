@@ -53,7 +53,7 @@ def test_json_stands_alone_on_stdout_with_the_keys_of_the_contract(command) -> N
     found = answer(ended)
     assert set(found) == KEYS
     assert set(found["best"]) == BEST_KEYS
-    assert set(found["space"]) == {"total", "legal", "removed"}
+    assert set(found["space"]) == {"total", "legal", "fitting", "removed"}
     assert set(found["trials"]) == {"complete", "pruned", "infeasible", "failed", "timeout"}
     assert (found["task"], found["model"], found["hardware"], found["stack"]) == ("tune", "tiny", "v5e-4", "maxtext")
     assert (found["baseline"], found["seed"], found["resumed"]) == (None, 0, False)
@@ -176,7 +176,7 @@ BASELINES = {
     "folder": ("baseline=folder", "no such file"),
     "huge": ("baseline=huge", "at most 4,194,304 bytes"),
     "fsdp=4 tensr=2": ("baseline=tensr=2", "unknown field", "did you mean tensor?"),
-    "fsdp=3 remat=full": ("baseline=fsdp=3", "not legal, rule devices"),
+    "fsdp=3 remat=full": ("baseline.fsdp=3", "allowed with all else as it is: 1, 2, 4"),
     "fsdp=4 " + "remat=full " * 40: ("remat is given twice",),
 }
 
