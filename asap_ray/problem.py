@@ -27,12 +27,21 @@ MESH_COLUMNS = AXES + tuple(f"{axis}_{level}" for axis in AXES for level in ("ic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What is tuned: a workload on a slice, for a stack; `numerics` are the opted-in knobs that change results."""
+    """What is tuned: a workload on a slice, for a stack; `numerics` are the opted-in knobs that change results.
+
+    `margin` is the share of the usable memory that a plan must leave free, since no estimate of memory is exact.
+    """
 
     workload: Workload
     slice: Slice
     stack: Stack
     numerics: tuple[str, ...] = ()
+    margin: float = 0.0
+
+    @property
+    def hbm_limit_bytes(self) -> float:
+        """Bytes that a plan may need on one device."""
+        return self.slice.chip.usable_hbm_bytes * (1.0 - self.margin)
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -63,10 +72,26 @@ def batch_shards(stack: Stack, c: Mapping[str, Size]) -> Size:
 def weight_shards(stack: Stack, c: Columns) -> np.ndarray:
     """Ranks over which each dense weight is sharded besides tensor and pipeline [plans]."""
     shards = c["fsdp"]
-    for axis in stack.shards_weights:
-        if axis != "expert" or stack.expert_multiplies:
-            shards = shards * c[axis]
+    for axis in sharding_axes(stack)[1:]:
+        shards = shards * c[axis]
     return shards
+
+
+def sharding_axes(stack: Stack) -> tuple[str, ...]:
+    """Mesh axes whose ranks gather weights together: fsdp, and what else the stack shards weights over."""
+    return ("fsdp", *(axis for axis in stack.shards_weights if axis != "expert" or stack.expert_multiplies))
+
+
+def replica_axes(stack: Stack) -> tuple[str, ...]:
+    """Mesh axes over whose ranks weights are replicated and gradients reduced."""
+    ranks = ("data", "fsdp", "context", *(["expert"] if stack.expert_multiplies else []))
+    return tuple(axis for axis in ranks if axis not in sharding_axes(stack))
+
+
+def divided_axes(stack: Stack) -> tuple[str, ...]:
+    """Mesh axes within which an expert group lies where it subdivides them, from the nearest ranks outwards; those that
+    shard weights come first."""
+    return tuple(sorted(("context", "fsdp", "data"), key=lambda axis: axis not in sharding_axes(stack)))
 
 
 def expert_split(c: Columns) -> tuple[np.ndarray, np.ndarray]:

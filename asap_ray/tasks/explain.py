@@ -1,6 +1,6 @@
 """`task=explain`: take one plan apart, the one given with `plan=` or the best of the space.
 
-A plan line may be partial: what it names is pinned, axes it leaves out stand at 1, and the other knobs take their best.
+A plan line may be partial: what it names is pinned, and what it leaves out takes its best.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ import time
 from asap_ray.config import Config
 from asap_ray.diagnosis import diagnose
 from asap_ray.errors import ConfigError
-from asap_ray.narrowing import fixed
 from asap_ray.physics.estimate import Estimate
-from asap_ray.plan import Plan
 from asap_ray.report.explanation import Explanation, blocks, explanation_fields
 from asap_ray.report.files import write_whole
 from asap_ray.report.terminal import announce, print_blocks
-from asap_ray.rules import broken
 from asap_ray.space import Space
 from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.running import (
     command_line,
-    fastest_layout,
     open_run,
     output_of,
     swept,
@@ -32,7 +28,8 @@ from asap_ray.tasks.running import (
     versions,
     write_files,
 )
-from asap_ray.tasks.setting import Setting, baseline_plan, completed, given_fields, load
+from asap_ray.tasks.setting import Setting, load
+from asap_ray.tasks.written import baseline_of, written_plan
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 
@@ -48,7 +45,7 @@ def run(config: Config) -> int:
         raise ConfigError("hardware", config.hardware.slices, "one slice: task=explain takes one plan apart")
     setting = load(config)
     tier, space = setting.tiers[0], setting.spaces[0]
-    baseline = fastest_layout(tier, baseline_plan(config.baseline), "baseline") if config.baseline else None
+    baseline = baseline_of(config, tier)
     output, stream = output_of(config)
     # As in task=tune: the heading of a large space comes first, else nothing is printed before all has gone well.
     early = takes_a_while(space)
@@ -62,8 +59,8 @@ def run(config: Config) -> int:
     ledger.append("explained", {"plan": told.estimate.plan.line, **fields})
     text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
     write_files(config, lambda: write_whole(path, text))
-    if config.output == "json":
-        sys.stdout.write(text)
+    if config.output == "json":  # one line, as task=tune: the jobs of a sweep are one object a line
+        sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
     else:
         if not early:
             announce(config.model_name, setting.workload, setting.slices, output, stream)
@@ -103,16 +100,5 @@ def choose(config: Config, tier: Roofline, space: Space) -> tuple[str, Estimate]
         if not sweep.ranked:
             raise explain_nothing(config, tier, space, sweep)
         return "The best plan", sweep.ranked[0]
-    plan, given = Plan.parse(config.plan), given_fields(config.plan, "plan")
-    if broken(tier.problem, plan) is None:
-        return "The given plan", fastest_layout(tier, plan)
-    if plan.layout:
-        raise ConfigError("plan", config.plan, "the whole plan where it names a layout (@…); leave the @ parts out")
-    pinned = space.narrowed(*fixed(tier.problem, given, key="plan"))
-    sweep = swept(tier, pinned, top=1)
-    found = (*sweep.ranked, *sweep.too_big)
-    if found:
-        return "The best plan with what was given", found[0]
-    # Pricing it says which rule it breaks; if none, the pins contradict each other or the space is narrowed elsewhere.
-    tier.on_each_layout(completed(tier.problem, plan, given))
-    raise explain_nothing(config, tier, pinned, sweep)
+    whole, estimate = written_plan(config, tier, space, config.plan, "plan")
+    return "The given plan" if whole else "The best plan with what was given", estimate

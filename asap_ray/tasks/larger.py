@@ -62,5 +62,5 @@ def _worth_trying(problem: Problem) -> Callable[[Slice], bool]:
     """Whether a slice is larger, and its memory, all of it together, holds the weights and the optimizer at least."""
     state = problem.stack.state
     needed = problem.workload.architecture.parameters * (state.weights + state.optimizer)
-    usable = problem.slice.chip.usable_hbm_bytes
+    usable = problem.hbm_limit_bytes
     return lambda size: size.devices > problem.slice.devices and size.devices * usable > needed

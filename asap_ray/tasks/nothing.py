@@ -102,11 +102,17 @@ def _nothing_legal(config: Config, space: Space, sweep: Sweep) -> ConfigError:
         for narrowing, values in zip(space.narrowings, what_each_bars(space), strict=True):
             key, value = narrowing.reason.split("=", 1)
             if values and narrowing.keep:
-                return ConfigError(key, value, f"{why}; allowed with all else as it is: {values}")
+                opts_in = " (others by space.numerics=[precision])" if key.endswith(".precision") else ""
+                return ConfigError(key, value, f"{why}; allowed with all else as it is: {values}{opts_in}")
             if values:
                 return ConfigError(key, value, f"{why}; without it some are")
         if _any_legal(replace(space, narrowings=())):
-            given = {"space.fix": config.space.fix, "space.forbid": config.space.forbid, "plan": config.plan}
+            given = {
+                "space.fix": config.space.fix,
+                "space.forbid": config.space.forbid,
+                "plan": config.plan,
+                "baseline": config.baseline,
+            }
             key = next(key for key in given if given[key])
             return ConfigError(key, given[key], f"{why}; without it some are")
     if better := _batch_that_works(problem):

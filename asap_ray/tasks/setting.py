@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from asap_ray.architecture import architecture_from_mapping
@@ -17,15 +14,13 @@ from asap_ray.hardware import Slice, parse_slice
 from asap_ray.interchange.huggingface import read_config
 from asap_ray.narrowing import fixed, forbidden
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
-from asap_ray.plan import KNOBS, Plan
-from asap_ray.problem import Problem, batch_shards
+from asap_ray.problem import Problem
 from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.workload import DTYPE_BYTES, Workload, train_shape_from_mapping
 
-LARGEST_BASELINE_BYTES = 4 * 2**20  # a summary has a few KB; what is larger is another file
 UNPUBLISHED_SHAPE = (1024, 4096)
 """Sequences a step and tokens a sequence (4M tokens, as Llama 2) where a model comes without a training shape."""
 
@@ -97,6 +92,8 @@ def _workload(config: Config) -> Workload:
     else:
         architecture, shape = architecture_from_mapping(config.model), train_shape_from_mapping(config.model)
     batch, length = shape or UNPUBLISHED_SHAPE
+    if shape is None and architecture.learned_positions:
+        length = min(length, architecture.learned_positions)
     asked = config.workload
     precision = asked.precision or "bf16"
     if precision not in DTYPE_BYTES:
@@ -139,81 +136,3 @@ def _check_batch(config: Config, problem: Problem) -> None:
             f"not divisible over the {devices} devices of {problem.slice.name}; allowed: a multiple of {share}, "
             f"best of {devices}, such as {near}",
         )
-
-
-def baseline_plan(text: str) -> Plan:
-    """A plan from one line, or from a file that holds the line, a `summary.json` or a JSON object with a `line`.
-
-    Raises:
-        ConfigError: it is neither a plan nor a file that holds one.
-    """
-    wanted = "a plan in one line, or a file with one: its line, or a summary.json"
-    try:
-        path = Path(text).expanduser()
-        if not path.is_file():
-            if "=" in text:
-                return Plan.parse(text, "baseline")
-            raise ConfigError("baseline", text, f"no such file; {wanted}")
-        if path.stat().st_size > LARGEST_BASELINE_BYTES:
-            raise ConfigError("baseline", text, f"at most {LARGEST_BASELINE_BYTES:,} bytes; {wanted}")
-        content = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # no file has so long a name, but a plan may be so long
-            return Plan.parse(text, "baseline")
-        raise ConfigError("baseline", text, f"cannot be read ({error.strerror}); {wanted}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError("baseline", text, f"not text; {wanted}") from error
-    line = _line_in(content)
-    if line is None:
-        raise ConfigError("baseline", text, f"this file holds no plan; {wanted}")
-    return Plan.parse(line, "baseline")
-
-
-def _line_in(content: str) -> str | None:
-    """The plan's line in the text of a file, None where there is none."""
-    if not content.startswith("{"):
-        return content.splitlines()[0] if content else None
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    best = data.get("best")
-    line = best.get("line") if isinstance(best, dict) else data.get("line")
-    return line if isinstance(line, str) and line else None
-
-
-def given_fields(text: str, key: str) -> dict[str, object]:
-    """What a plan line pins, as `space.fix` takes it; an axis that is not named stands at 1 once any axis is.
-
-    Raises:
-        ConfigError: the line cannot be read.
-    """
-    plan = Plan.parse(text, key)
-    pins: dict[str, object] = {}
-    for token in text.split():
-        name, _, value = token.partition("=")
-        if name in KNOBS:
-            pins[name] = getattr(plan, name)
-        elif "x" in value:
-            inside, _, across = value.partition("x")
-            pins[f"{name}_ici"], pins[f"{name}_dcn"] = int(inside.split("@")[0]), int(across)
-        else:
-            pins[name] = plan.axes[name]
-    named = {name.split("_")[0] for name in pins}
-    return pins | ({axis: 1 for axis in plan.axes if axis not in named} if named & set(plan.axes) else {})
-
-
-def completed(problem: Problem, plan: Plan, given: Mapping[str, object]) -> Plan:
-    """A plan whose knobs that were not given are set to what its axes ask for, as far as that is plain."""
-    stack, axes = problem.stack, plan.axes
-    share = batch_shards(stack, axes) * plan.micro_batch
-    wanted: dict[str, object] = {
-        "accumulation": max(problem.workload.global_batch // share, 1),
-        "remat": stack.remat_names[0],
-        "precision": problem.workload.precision,
-        "sequence_parallel": axes["tensor"] > 1 and stack.sequence_parallel[-1],
-        "schedule": next((s for s in stack.schedules if s in ("1f1b", "gpipe")), "none")
-        if axes["pipeline"] > 1
-        else "none",
-    }
-    return replace(plan, **{knob: value for knob, value in wanted.items() if knob not in given})

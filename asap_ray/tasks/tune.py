@@ -21,7 +21,6 @@ from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.running import (
     command_line,
-    fastest_layout,
     open_run,
     output_of,
     results,
@@ -30,7 +29,8 @@ from asap_ray.tasks.running import (
     versions,
     write_files,
 )
-from asap_ray.tasks.setting import Setting, baseline_plan, load
+from asap_ray.tasks.setting import Setting, load
+from asap_ray.tasks.written import baseline_of
 from asap_ray.tiers.roofline import Roofline, Sweep
 
 STOP_REASON = "exact: the roofline priced every legal plan"
@@ -141,4 +141,4 @@ def _baseline(config: Config, setting: Setting) -> Estimate | None:
         # A plan is of one slice: its time there says nothing of the best plan elsewhere.
         names = ", ".join(each.name for each in setting.slices)
         raise ConfigError("baseline", config.baseline, f"allowed: with one slice only, and hardware has {names}")
-    return fastest_layout(setting.tiers[0], baseline_plan(config.baseline), "baseline")
+    return baseline_of(config, setting.tiers[0])

@@ -88,7 +88,7 @@ def _keep(
 ) -> None:
     prices = pricer.price(rows)
     # A plan that fits is a better neighbour than a faster one that does not.
-    over = prices.hbm_bytes > pricer.problem.slice.chip.usable_hbm_bytes
+    over = prices.hbm_bytes > pricer.problem.hbm_limit_bytes
     score = prices.step_time_s + np.where(over, 1e9, 0.0)
     best = int(np.argmin(score))
     if target not in found or score[best] < found[target][0]:

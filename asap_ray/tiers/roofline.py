@@ -95,7 +95,7 @@ class Roofline:
 
     def fitting(self, space: Space, progress: Progress | None = None) -> Iterator[PlanColumns]:
         """The open legal plans of a space of this problem that fit in memory, chunk by chunk; some may be empty."""
-        pricer, limit = Pricer(self.problem, self.calibration), self.problem.slice.chip.usable_hbm_bytes
+        pricer, limit = Pricer(self.problem, self.calibration), self.problem.hbm_limit_bytes
         removed, seen = Counter[str](), 0
         for rows in space.chunks(removed):
             yield rows.take(pricer.price(rows).hbm_bytes <= limit)
@@ -110,7 +110,7 @@ class Roofline:
     def sweep(self, space: Space, top: int, too_big: int = TOO_BIG, progress: Progress | None = None) -> Sweep:
         """Price every open legal plan of a space of this problem; `progress` is told the share of it that is done."""
         pricer, removed = Pricer(self.problem, self.calibration), Counter[str]()
-        limit = self.problem.slice.chip.usable_hbm_bytes
+        limit = self.problem.hbm_limit_bytes
         fits, fast, lean, front = Best(top), Best(too_big), Best(1), Front()
         spread, legal, fitting = (Sampler(SAMPLE // 2), Sampler(SAMPLE // 2)), 0, 0
         for rows in space.chunks(removed):

@@ -97,10 +97,11 @@ MISTAKES = {
     "plan=fsdp=two": ("plan.fsdp=two", "a positive whole number"),
     "plan=fsdp=2@2 tensor=2": ("plan=", "part"),
     "plan=fsdp=2 fsdp=2": ("plan=fsdp=2", "given twice"),
-    "plan=tensor=4 context=4": ("plan=", "devices", "v5e-4"),
-    "plan=fsdp=3 tensor=1": ("plan=", "devices"),
+    "plan=tensor=4 context=4": ("plan.tensor=4", "v5e-4", "allowed with all else as it is: 1"),
+    "plan=fsdp=3 tensor=1": ("plan.fsdp=3", "allowed with all else as it is: 1, 2, 4"),
     "plan=fsdp=4 remat=ful": ("plan", "remat", "full"),
-    "plan=fsdp=4 micro_batch=5": ("plan=", "batch"),
+    "plan=fsdp=4 micro_batch=5": ("plan.micro_batch=5", "batch", "allowed with all else as it is: 1, 2"),
+    "plan=precision=fp8": ("plan.precision=fp8", "bf16 (others by space.numerics=[precision])"),
     "hardware=[v5e-4,v5e-8]": ("hardware=", "one slice"),
 }
 
