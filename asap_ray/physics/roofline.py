@@ -275,7 +275,7 @@ class Pricer:
                     mfu=self.problem.mfu(step),
                     tokens_per_s=workload.tokens_per_step / step,
                     hbm_bytes=float(prices.hbm_bytes[i]),
-                    hbm_limit_bytes=slice_.chip.usable_hbm_bytes,
+                    hbm_limit_bytes=self.problem.hbm_limit_bytes,
                     time_parts=_row(prices.time_parts, i),
                     busy=_row(prices.busy, i),
                     memory_parts=_row(prices.memory_parts, i),
