@@ -54,6 +54,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
     }
 )
 TEXTS = ("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision", "hardware.slices")
+MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"
 
 
@@ -116,8 +117,13 @@ def check_model(config: Config) -> None:
     """A model is named or read from a file, not both."""
     if not config.model:
         raise ConfigError("+model", "", "a model is needed")
-    if "hf_config" in config.model and len(config.model) > 1:
-        raise ConfigError("+model.hf_config", config.model["hf_config"], "a config.json or a named model, not both")
+    if "hf_config" not in config.model:
+        return
+    file = config.model["hf_config"]
+    if len(config.model) > 1:
+        raise ConfigError("+model.hf_config", file, "a config.json or a named model, not both")
+    if not isinstance(file, str):
+        raise ConfigError("+model.hf_config", file, "the path of a Hugging Face config.json")
 
 
 def check_slices(config: Config) -> None:
@@ -136,8 +142,14 @@ def check_space(config: Config) -> None:
             raise ConfigError(f"space.forbid[{index}]", "{}", "at least one axis or knob, e.g. {pipeline: 2}")
     for key, entry in (("space.fix", config.space.fix), *(("space.forbid", entry) for entry in config.space.forbid)):
         for name, value in entry.items():
-            if value is None or value == "" or isinstance(value, Mapping):
+            if any(item is None or item == "" or isinstance(item, list | Mapping) for item in _items(value)):
                 raise ConfigError(f"{key}.{name}", value, "a number, a word, or a list of them")
+
+
+def check_margin(config: Config) -> None:
+    """The memory kept free is a share; all of it would leave no plan."""
+    if not 0 <= config.space.margin <= MOST_MARGIN:
+        raise ConfigError("space.margin", config.space.margin, f"allowed: a share from 0 to {MOST_MARGIN}")
 
 
 def check_config_dir(config_dir: str | None) -> str | None:
@@ -166,6 +178,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_model,
     check_slices,
     check_space,
+    check_margin,
     check_run_dir,
 )
 

@@ -6,10 +6,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+LONGEST_LABEL = 120
+"""Characters of a run directory's name before its hash; file systems allow 255 bytes."""
 
 
 def _help(text: str) -> dict[str, str]:
@@ -46,6 +52,9 @@ class SpaceConfig:
         default_factory=list, metadata=_help("leave out every plan that matches one of these: [{pipeline: 2}]")
     )
     numerics: list[str] = field(default_factory=list, metadata=_help("knobs that may change the numerics: [precision]"))
+    margin: float = field(
+        default=0.05, metadata=_help("share of the usable memory that a plan leaves free: no estimate is exact")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +101,10 @@ class Config:
     seed: int = field(default=0, metadata=_help("same seed, same run"))
     top: int = field(default=10, metadata=_help("how many plans are listed"))
     run_dir: str | None = field(
-        default=None, metadata=_help("where the files go; null is runs/<model>-<hardware>-<stack>")
+        default=None,
+        metadata=_help(
+            "where the files go; null is runs/<model>-<hardware>-<stack>, with a hash of all else that was asked for"
+        ),
     )
     output: str = field(
         default="auto", metadata=_help("rich is for a terminal; auto is rich there and plain elsewhere")
@@ -117,6 +129,35 @@ class Config:
     @property
     def run_path(self) -> Path:
         """The run directory, absolute; the task creates it."""
-        label = "-".join((self.model_name, "+".join(self.hardware.slices), self.stack_name))
-        default = Path("runs") / re.sub(r"[^\w.+-]+", "_", label)[:120]
-        return Path(self.run_dir or default).expanduser().absolute()
+        return Path(self.run_dir or default_run_dir(self)).expanduser().absolute()
+
+
+def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) -> str:
+    """Where a run goes that was not told: the same command has the same folder, and two that differ have two.
+
+    `runs/<model>-<hardware>-<stack>`, and a hash of whatever else decides what is found, where any of it is given. What
+    only says how the answer is shown or reached (top, output, tiers, agents, search, budget) is not part of it, so that
+    a run can be taken up again with more of it.
+
+    Args:
+        config: what was asked for.
+        changes: entries of the named model and stack that were changed, by key.
+    """
+    label = "-".join((config.model_name, "+".join(config.hardware.slices), config.stack_name))
+    name = re.sub(r"[^\w.+-]+", "_", label)
+    forbidden = sorted(json.dumps(entry, sort_keys=True, default=str) for entry in config.space.forbid)
+    space = {**asdict(config.space), "forbid": forbidden, "numerics": sorted(config.space.numerics)}
+    plain, file = asdict(SpaceConfig()), config.model.get("hf_config")
+    rest = {
+        "changes": dict(changes or {}),
+        "model": str(Path(str(file)).absolute()) if file else None,  # two of one name lie in two folders
+        "workload": {key: value for key, value in asdict(config.workload).items() if value is not None},
+        "space": {key: value for key, value in space.items() if value != plain[key]},
+        "plan": config.plan,
+        "baseline": config.baseline,
+        "seed": config.seed,
+        "label": label if len(name) > LONGEST_LABEL else None,
+    }
+    given = {key: value for key, value in rest.items() if value}
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return str(Path("runs") / (name[:LONGEST_LABEL] + (f"-{digest}" if given else "")))

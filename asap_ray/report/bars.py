@@ -103,7 +103,7 @@ def memory_chart(answer: SliceAnswer) -> dict[str, Any]:
     limit = named[0][1].hbm_limit_bytes / 1e9
     end = min(1.02 * max(each.hbm_bytes for _, each in named) / 1e9, OVER * limit)
     rule = (
-        alt.Chart(alt.Data(values=[{"limit": limit, "text": f"{limit:.1f} GB usable"}]))
+        alt.Chart(alt.Data(values=[{"limit": limit, "text": f"{limit:.1f} GB allowed"}]))
         .mark_rule(color=LIMIT, strokeWidth=2, strokeDash=[5, 3])
         .encode(x="limit:Q", tooltip=alt.Tooltip("text:N", title="limit"))
     )

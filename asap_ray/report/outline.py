@@ -163,7 +163,7 @@ def too_big(answer: SliceAnswer) -> Block:
     limit = units.gigabytes(answer.too_big[0].hbm_limit_bytes)
     faster = answer.best is not None and answer.too_big[0].step_time_s < answer.best.step_time_s
     what = "Faster, nearest miss first, but too big for" if faster else "Fastest of what is too big for"
-    title = f"{what} the {limit} usable on a device"
+    title = f"{what} the {limit} allowed on a device"
     return Block(title=title, grid=Grid(header=header, rows=tuple(rows), words=header[-1:]))
 
 

@@ -76,7 +76,7 @@ def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
     low, high = best.interval_s
     price = where.chip.usd_per_chip_hour
     priced = f"at {units.dollars(price)} a chip-hour" if price else "no price given"
-    used = f"{units.percent(best.hbm_bytes / best.hbm_limit_bytes)} of {units.gigabytes(best.hbm_limit_bytes)} usable"
+    used = f"{units.percent(best.hbm_bytes / best.hbm_limit_bytes)} of {units.gigabytes(best.hbm_limit_bytes)} allowed"
     return [
         ("Step time", units.seconds(best.step_time_s), f"likely {units.seconds(low)} to {units.seconds(high)}"),
         ("MFU", units.percent(best.mfu), f"of {where.chip.name}'s bf16 datasheet peak"),

@@ -114,9 +114,9 @@ def floor_line(best: Estimate) -> str:
 def memory_line(where: Slice, best: Estimate) -> str:
     """Memory used of what there is, for one device."""
     used = units.percent(best.hbm_bytes / best.hbm_limit_bytes)
-    usable, whole = units.gigabytes(best.hbm_limit_bytes), units.gigabytes(where.chip.device_hbm_bytes)
-    there = "" if whole == usable else f" of {whole}"
-    return f"{units.gigabytes(best.hbm_bytes)} of {usable} usable{there} on a device ({used})"
+    allowed, whole = units.gigabytes(best.hbm_limit_bytes), units.gigabytes(where.chip.device_hbm_bytes)
+    there = "" if whole == allowed else f" of {whole}"
+    return f"{units.gigabytes(best.hbm_bytes)} of {allowed} allowed{there} on a device ({used})"
 
 
 def cost_line(where: Slice, best: Estimate) -> str:

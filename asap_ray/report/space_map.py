@@ -66,7 +66,7 @@ def _marks(answer: SliceAnswer) -> list[alt.Chart]:
     known = answer.ranked or answer.too_big
     found = []
     if known:
-        limit = [{"memory": known[0].hbm_limit_bytes / 1e9, "text": "usable on a device"}]
+        limit = [{"memory": known[0].hbm_limit_bytes / 1e9, "text": "allowed on a device"}]
         found.append(
             alt.Chart(alt.Data(values=limit))
             .mark_rule(color=LIMIT, strokeWidth=2, strokeDash=[5, 3])

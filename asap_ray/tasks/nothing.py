@@ -137,7 +137,7 @@ def _nothing_fits(tier: Roofline, space: Space, leanest: Estimate) -> DoesNotFit
     missing = (
         f"hardware={problem.slice.name}: no plan of {problem.workload.architecture.name} fits"
         f"{f' with {pins}' if pins else ''}: the leanest needs {gigabytes(leanest.hbm_bytes)} a device where "
-        f"{gigabytes(limit)} are usable, {leanest.hbm_bytes - limit:,.0f} bytes are missing"
+        f"{gigabytes(limit)} are allowed, {leanest.hbm_bytes - limit:,.0f} bytes are missing"
     )
     with _bar("looking for a slice that fits", space) as told:
         bigger, tried = smallest_that_fits(tier, space, told)

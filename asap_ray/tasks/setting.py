@@ -54,7 +54,9 @@ def load(config: Config) -> Setting:
         slice_ = parse_slice(name, chips)
         if any(tier.problem.slice.name == slice_.name for tier in tiers):
             raise ConfigError("hardware", name, f"each slice once; this is {slice_.name} again")
-        problem = Problem(workload=workload, slice=slice_, stack=stack, numerics=_numerics(config))
+        problem = Problem(
+            workload=workload, slice=slice_, stack=stack, numerics=_numerics(config), margin=config.space.margin
+        )
         _check_precision(problem)
         _check_batch(config, problem)
         tiers.append(Roofline(problem=problem, calibration=calibration_of(slice_.chip, calibrations)))

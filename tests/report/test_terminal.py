@@ -86,7 +86,7 @@ def test_figures_are_those_of_the_answer(factory: Any) -> None:
     assert "100 s, likely 90.0 s to 120 s" in text
     assert "41.9k tokens/s, 655 tokens/s/chip" in text
     assert "80.0 s: the step takes 1.25x of it" in text
-    assert "71.2 GB of 89.0 GB usable" in text
+    assert "71.2 GB of 89.0 GB allowed" in text
     assert "$1.78 a million tokens" in text
     assert "51.0 GB" in text  # the plan that is too big needs 140 of 89 GB
     assert "No trial stands behind these figures" in text

@@ -141,7 +141,7 @@ def test_a_slice_that_is_too_small_tells_the_bytes_and_the_smallest_that_fits(
     shape = (f"workload.global_batch={batch}", f"workload.seq_len={seq_len}")
     line = one_line(command(f"+model={model}", f"hardware={slice_}", f"stack={stack}", *shape, "run_dir=run"))
     assert line.startswith(f"hardware={slice_}: no plan of ")
-    assert re.search(r"needs [\d.]+ GB a device where [\d.]+ GB are usable, [\d,]+ bytes are missing; ", line)
+    assert re.search(r"needs [\d.]+ GB a device where [\d.]+ GB are allowed, [\d,]+ bytes are missing; ", line)
     named = line.rpartition(" slice that fits is ")[2]
     assert fits(model, named, stack, batch, seq_len)
     for smaller in sold_between(slice_, named):
@@ -162,7 +162,7 @@ def sold_between(low: str, high: str) -> list[str]:
 def test_a_size_between_the_rungs_may_be_the_smallest(command) -> None:
     # Seven chips are on no rung: 1, 2, 3, 4, 6 and 8 are.
     words = ("+model=llama2_13b", "stack=torchtitan", "workload.global_batch=840", "workload.seq_len=4096")
-    line = one_line(command(*words, "hardware=a100-40x1", "run_dir=run"))
+    line = one_line(command(*words, "hardware=a100-40x1", "space.margin=0", "run_dir=run"))
     named = line.rpartition(" slice that fits is ")[2]
     tried = [f"a100-40x{n}" for n in range(1, 9)]
     first = next(name for name in tried if fits("llama2_13b", name, "torchtitan", 840, 4096))
@@ -223,7 +223,8 @@ def test_the_bytes_that_are_missing_are_those_of_the_leanest_plan(command) -> No
             "+model=llama2_7b", "hardware=v5e-4", "workload.global_batch=256", "workload.seq_len=4096", "run_dir=run"
         )
     )
-    assert f" {leanest - problem.slice.chip.usable_hbm_bytes:,.0f} bytes are missing" in line
+    allowed = 0.95 * problem.slice.chip.usable_hbm_bytes  # space.margin
+    assert f" {leanest - allowed:,.0f} bytes are missing" in line
 
 
 def _memory(tier: Roofline, problem: Any, chunk: Any) -> Any:
