@@ -6,6 +6,7 @@ data-centre network. Where a stack's expert axis subdivides the others, each mes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,8 @@ import numpy as np
 
 from asap_ray.errors import ConfigError
 from asap_ray.plan import AXES, Plan, Six, six
-from asap_ray.problem import Problem, expert_split, usable_axes
+from asap_ray.problem import Problem, divided_axes, expert_split, replica_axes, sharding_axes, usable_axes
+from asap_ray.rates import Group
 from asap_ray.topology import LayoutTable, layouts
 
 
@@ -81,14 +83,41 @@ def build_meshes(problem: Problem) -> MeshProduct:
     across = np.array(factorisations(problem.slice.slices, len(axes)))
     dcn = np.ones((len(across), len(AXES)), np.int64)
     dcn[:, [AXES.index(axis) for axis in axes]] = across
-    experts = problem.workload.architecture.experts
-    count = experts.experts if experts and _subdividing(problem) else 1
     return MeshProduct(
         problem=problem,
-        table=layouts(problem.slice, tuple(axis in axes for axis in AXES)),
+        table=layouts(problem.slice, tuple(axis in axes for axis in AXES), groups=mesh_groups(problem)),
         dcn=dcn,
-        experts=np.array([d for d in range(1, count + 1) if count % d == 0]),
+        experts=np.array(_degrees(problem)),
     )
+
+
+def mesh_groups(problem: Problem) -> tuple[Group, ...]:
+    """The groups of several mesh axes, or of parts of them, that a plan's collectives may run over inside a slice.
+
+    These are the ranks that shard and that replicate the dense weights, and the routed ones. Where an expert group
+    subdivides other axes, its own ranks and what it leaves of those groups depend on the expert degree.
+    """
+    stack, usable = problem.stack, usable_axes(problem)
+    whole = [sharding_axes(stack), replica_axes(stack)]
+    if not _subdividing(problem):
+        whole += [tuple(axis for axis in axes if axis != "expert") for axes in whole]
+    members = [tuple(axis in axes and axis in usable for axis in AXES) for axes in whole]
+    groups = [Group(members=each) for each in members if sum(each) > 1]
+    if _subdividing(problem):
+        within = tuple(AXES.index(axis) for axis in divided_axes(stack))
+        inner = tuple(m in within for m in range(len(AXES)))
+        inside = {math.gcd(degree, problem.slice.ici_devices) for degree in _degrees(problem)} - {1}
+        for ways in sorted(inside):
+            groups.append(Group(members=inner, part="inner", within=within, ways=ways))
+            groups += [Group(members=each, part="outer", within=within, ways=ways) for each in members if any(each)]
+    return tuple(dict.fromkeys(groups))
+
+
+def _degrees(problem: Problem) -> list[int]:
+    """The sizes of an expert axis that subdivides the others; 1 alone elsewhere."""
+    experts = problem.workload.architecture.experts
+    count = experts.experts if experts and _subdividing(problem) else 1
+    return [d for d in range(1, count + 1) if count % d == 0]
 
 
 def _subdividing(problem: Problem) -> bool:
@@ -118,7 +147,7 @@ def layouts_of(problem: Problem, ici: Six) -> LayoutTable:
     fixed = list(ici)
     if not problem.stack.expert_multiplies:
         fixed[AXES.index("expert")] = 1
-    return layouts(problem.slice, sizes=tuple(fixed))
+    return layouts(problem.slice, sizes=tuple(fixed), groups=mesh_groups(problem))
 
 
 def laid_out(problem: Problem, plan: Plan) -> LayoutTable:

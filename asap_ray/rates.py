@@ -43,6 +43,34 @@ class IciAxis:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Mesh axes whose ranks talk as one, or the part of them that is left when some are divided.
+
+    Attributes:
+        members: per mesh axis, whether it is of the group.
+        part: `whole` axes, or of each only the `inner` or the `outer` part.
+        within: mesh axes that are divided, the first one first (`divided`).
+        ways: ranks that their inner parts hold together, or as many of these as divide what is there.
+    """
+
+    members: tuple[bool, ...]
+    part: str = "whole"
+    within: tuple[int, ...] = ()
+    ways: int = 1
+
+    def steps(self, factors: NDArray[np.integer]) -> tuple[NDArray[np.integer], list[bool]]:
+        """Steps and members as `group_rates` takes them, of layouts [N, M, J]."""
+        if self.part == "whole":
+            return factors, list(self.members)
+        return divided(factors, self.within, self.ways), self.of_parts(self.members, self.part)
+
+    @staticmethod
+    def of_parts(members: Sequence[bool], part: str) -> list[bool]:
+        """Which steps of `divided` are the inner or the outer part of some mesh axes [2M]."""
+        return [member and part == name for member in members for name in ("outer", "inner")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRates:
     """The figures of `LayoutTable` for groups of devices that several mesh axes span together, each [N]."""
 
@@ -68,9 +96,7 @@ def group_rates(
         bound: grant clusters all links of their ici axis, so that no schedule is faster.
     """
     member = np.array(members, bool)
-    size = np.where(member[None, :, None], factors, 1).prod(axis=1).T.astype(np.int64)  # [J, N]
-    inside = np.cumprod(factors[:, ::-1], axis=1, dtype=np.int64)[:, ::-1]  # of each step and all within it
-    span = np.where(member[None, :, None] & (factors > 1), inside, 1).max(axis=1, initial=1).T
+    size, span = joint_steps(factors, members)
     each = []
     for j, axis in enumerate(axes):
         stride = span[j] // size[j] if axis.fabric == "torus" else np.ones_like(size[j])
@@ -88,6 +114,33 @@ def group_rates(
         permute_bytes_per_s=rounded(permute),
         hops=hops,
     )
+
+
+def joint_steps(factors: NDArray[np.integer], members: Sequence[bool]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Devices of a group along each ici axis, and the reach of its outermost step, each [J, N]; all that rates need."""
+    member = np.array(members, bool)[None, :, None]
+    size = np.where(member, factors, 1).prod(axis=1, dtype=np.int64).T
+    inside = np.cumprod(factors[:, ::-1], axis=1, dtype=np.int64)[:, ::-1]  # of each step and all within it
+    return size, np.where(member & (factors > 1), inside, 1).max(axis=1, initial=1).T
+
+
+def divided(
+    factors: NDArray[np.integer], within: Sequence[int], ways: NDArray[np.integer] | int
+) -> NDArray[np.integer]:
+    """Each mesh axis as an outer and an inner step, [N, 2M, J]: the inner ones of `within` are its nearest ranks.
+
+    Those of the first axis are taken first, along the last ici axis first, until there are `ways` [N]; the inner steps
+    of all other axes are 1.
+    """
+    outer, inner = factors.copy(), np.ones_like(factors)
+    left = np.broadcast_to(ways, len(factors)).astype(np.int64)
+    for m in within:
+        for j in reversed(range(factors.shape[2])):
+            taken = np.gcd(left, outer[:, m, j])
+            inner[:, m, j] = taken
+            outer[:, m, j] //= taken.astype(outer.dtype)
+            left = left // taken
+    return np.stack([outer, inner], axis=2).reshape(len(factors), 2 * factors.shape[1], factors.shape[2])
 
 
 def _clustered(factors: NDArray[np.integer], member: NDArray[np.bool_]) -> NDArray[np.bool_]:

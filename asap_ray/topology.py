@@ -7,10 +7,10 @@ the later one (in the order of `plan.AXES`) lies innermost, on neighbours, and t
     a ring of 16 split as fsdp=4, tensor=4:   tensor  0-1-2-3          next to each other, but no ring any more
                                               fsdp    0---4---8---12-0  still a ring, four such share each link
 
-From a layout follow four figures for each mesh axis: three rates and the hops of one pass. Many layouts of one tuple of
-sizes have the same figures, or worse ones throughout; `layouts` keeps those that can be best for some plan whose
-collectives each run over one mesh axis. Groups of several axes are not looked at: now and then a layout that is left
-out would have served such a group better.
+From a layout follow four figures for each mesh axis, and for each group of axes that talk as one: three rates and the
+hops of one pass. Many layouts of one tuple of sizes have the same figures, or worse ones throughout; `layouts` keeps
+those that can be best for some plan. Groups count beside their axes, since a group may be fast where its axes are slow:
+two axes that stride over a ring can be the whole ring together.
 
 What each figure means, and how it follows from steps and strides, stands in `rates.py`.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asap_ray.hardware import Slice
-from asap_ray.rates import IciAxis, alone, axis_figures, rounded, together
+from asap_ray.rates import Group, IciAxis, alone, axis_figures, group_rates, joint_steps, rounded, together
 
 MESH_AXES = 6  # data, fsdp, pipeline, context, expert, tensor: the order of plan.AXES
 
@@ -81,7 +81,10 @@ class _Steps:
 
 
 def layouts(
-    slice_: Slice, allowed: Sequence[bool] = (True,) * MESH_AXES, sizes: Sequence[int | None] = (None,) * MESH_AXES
+    slice_: Slice,
+    allowed: Sequence[bool] = (True,) * MESH_AXES,
+    sizes: Sequence[int | None] = (None,) * MESH_AXES,
+    groups: Sequence[Group] = (),
 ) -> LayoutTable:
     """Every useful layout of the mesh on one slice.
 
@@ -89,33 +92,39 @@ def layouts(
         slice_: the slice; only its `axes` matter.
         allowed: per mesh axis, whether it may be larger than 1.
         sizes: per mesh axis, the ici size it must have, or None.
+        groups: the groups of several mesh axes, or of parts of them, that collectives run over.
 
     Returns:
-        For each tuple of sizes the layouts that no other equals or beats in all four figures on all mesh axes. Empty
-        where no layout has the sizes asked for. The arrays are shared and read-only.
+        For each tuple of sizes the layouts that no other equals or beats in all four figures of all mesh axes and all
+        groups. Empty where no layout has the sizes asked for. The arrays are shared and read-only.
     """
     pairs = list(zip(allowed, sizes, strict=True))
     wanted = tuple(size if grows else 1 for grows, size in pairs)
     if any(not grows and size not in (None, 1) for grows, size in pairs):
         wanted = (0,) * MESH_AXES  # no layout has such sizes
-    return _layouts(slice_.axes, wanted)
+    return _layouts(slice_.axes, wanted, tuple(groups) if len(slice_.axes) > 1 else ())  # one axis leaves no choice
 
 
 @lru_cache(maxsize=16)
-def _layouts(axes: tuple[IciAxis, ...], wanted: tuple[int | None, ...]) -> LayoutTable:
+def _layouts(axes: tuple[IciAxis, ...], wanted: tuple[int | None, ...], groups: tuple[Group, ...]) -> LayoutTable:
     steps = [_steps(axis, wanted) for axis in axes]
-    rows = _combinations(axes, steps, wanted)  # [L, J]
+    swaps = all(group.part == "whole" for group in groups)  # what is divided takes ici axes in their order
+    rows = _combinations(axes, steps, wanted, swaps)  # [L, J]
     joint = np.zeros((len(rows), MESH_AXES), np.int64)
     for j, step in enumerate(steps):
         joint = joint * len(step.size) + step.state[rows[:, j]]
     figures, code = _figures(steps)  # [F, 5] and, for each joint state, its row in them
-    codes = code[joint]  # [L, 6]: two layouts with the same codes are alike in everything that is priced
+    codes = code[joint]
+    for group in groups:
+        more, row = _group_figures(axes, _factors(steps, rows), group)
+        figures, codes = np.concatenate([figures, more]), np.column_stack([codes, len(figures) + row])
+    # [L, 6 + groups]: two layouts with the same codes are alike in everything that is priced
     _, first = np.unique(_keys(codes, len(figures)), return_index=True)
     rows, codes = rows[first], codes[first]
     kept = _undominated(figures, codes)
-    rows, codes = rows[kept], codes[kept]
+    rows, codes = rows[kept], codes[kept, :MESH_AXES]
     table = LayoutTable(
-        factors=np.stack([step.factors[rows[:, j]] for j, step in enumerate(steps)], axis=2).astype(np.int16),
+        factors=_factors(steps, rows),
         sizes=figures[codes, 0].astype(np.int32),
         gather_bytes_per_s=figures[codes, 1],
         all_to_all_bytes_per_s=figures[codes, 2],
@@ -170,12 +179,33 @@ def _figures(steps: list[_Steps]) -> tuple[NDArray[np.float64], NDArray[np.int64
     return distinct, row.reshape(-1)
 
 
-def _combinations(axes: tuple[IciAxis, ...], steps: list[_Steps], wanted: tuple[int | None, ...]) -> NDArray[np.intp]:
-    """Rows into each axis' factorizations, [L, J]; of layouts that only swap alike axes one is made."""
+def _group_figures(
+    axes: tuple[IciAxis, ...], factors: NDArray[np.int16], group: Group
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The distinct figures of one group, [F, 5], and the row of each layout [L] in them."""
+    steps, members = group.steps(factors)
+    size, span = joint_steps(steps, members)
+    joint = np.concatenate([size, span]).T
+    _, first, row = np.unique(_keys(joint, int(joint.max(initial=0)) + 1), return_index=True, return_inverse=True)
+    rates = group_rates(axes, steps[first], members)
+    columns = (rates.gather_bytes_per_s, rates.all_to_all_bytes_per_s, rates.permute_bytes_per_s, rates.hops)
+    figures = np.stack([size.prod(axis=0)[first], *columns], axis=1).astype(np.float64)
+    distinct, again = np.unique(figures, axis=0, return_inverse=True)
+    return distinct, again.reshape(-1)[row.reshape(-1)]
+
+
+def _factors(steps: list[_Steps], rows: NDArray[np.intp]) -> NDArray[np.int16]:
+    return np.stack([step.factors[rows[:, j]] for j, step in enumerate(steps)], axis=2).astype(np.int16)
+
+
+def _combinations(
+    axes: tuple[IciAxis, ...], steps: list[_Steps], wanted: tuple[int | None, ...], swaps: bool = True
+) -> NDArray[np.intp]:
+    """Rows into each axis' factorizations, [L, J]; where alike axes may swap, one of all layouts that only do so."""
     rows = np.zeros((1, 0), np.intp)
     sizes = np.ones((1, MESH_AXES), np.int64)
     for j, step in enumerate(steps):
-        alike = j > 0 and replace(axes[j], name="") == replace(axes[j - 1], name="")
+        alike = swaps and j > 0 and replace(axes[j], name="") == replace(axes[j - 1], name="")
         start = rows[:, -1] if alike else np.zeros(len(rows), np.intp)
         count = len(step.factors) - start
         parent = np.repeat(np.arange(len(rows)), count)

@@ -8,71 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, SCHEDULES, Plan, Six, six
 from asap_ray.problem import Problem
 from asap_ray.settings import load_group
+from tests.brute_layouts import ORDER, YAML, Factors, splits, useful_layouts
 
-Factors = tuple[tuple[int, ...], ...]  # [mesh axis][ici axis]
-ORDER = ("data", "fsdp", "pipeline", "context", "expert", "tensor")
 EXPERT = ORDER.index("expert")
-YAML = load_group("stack")
 CHIPS = load_group("hardware")
 TENSORS = {"attn_in", "query", "key_value", "scores", "context", "out", "mlp_in", "gate_up", "act"}
 ROUTED = {"router", "expert_in", "expert_gate_up", "expert_act", "expert_out"}
 
 
-def splits(size: int, may_grow: list[bool]) -> list[tuple[int, ...]]:
-    """Every way to write a size as a product of six factors, with 1 where an axis may not grow."""
-    options = [[d for d in range(1, size + 1) if size % d == 0] if grows else [1] for grows in may_grow]
-    return [split for split in itertools.product(*options) if math.prod(split) == size]
-
-
 # --- meshes ----------------------------------------------------------------------------------------------------------
-
-
-def figures(problem: Problem, factors: Factors) -> tuple[tuple[float, ...], ...]:
-    """What a layout is judged by, the less the better: seconds of a byte gathered, exchanged and passed on, and hops.
-
-    For lines of links only (no axis of the slice wraps) and for switches, one row a mesh axis.
-    """
-    found = []
-    for m, row in enumerate(factors):
-        used, n = [], math.prod(row)
-        for j, axis in enumerate(problem.slice.axes):
-            assert not axis.wrap
-            if row[j] > 1:
-                stride = math.prod(factors[k][j] for k in range(m + 1, 6)) if axis.fabric == "torus" else 1
-                used.append((row[j], stride, axis.bytes_per_s / stride))
-        if not used:
-            found.append((0.0, 0.0, 0.0, 0.0))
-            continue
-        cuts = []
-        for few in itertools.chain.from_iterable(itertools.combinations(used, k + 1) for k in range(len(used))):
-            block = n / math.prod(f for f, _, _ in few)
-            cuts.append((1 - block / n) / (block * sum(rate for _, _, rate in few)))
-        exchange = max((f // 2) * (f - f // 2) / f / rate for f, _, rate in used)
-        found.append((max(cuts), exchange, max(1 / rate for _, _, rate in used), sum((f - 1) * s for f, s, _ in used)))
-    return tuple(tuple(float(f"{value:.9e}") for value in row) for row in found)
-
-
-def useful_layouts(problem: Problem, may_grow: list[bool]) -> dict[Six, list[Factors]]:
-    """By sizes inside the slice: one layout for each set of figures that no other equals or beats throughout."""
-    by_sizes: dict[Six, dict[tuple, Factors]] = defaultdict(dict)
-    for columns in itertools.product(*(splits(axis.size, may_grow) for axis in problem.slice.axes)):
-        factors = tuple(zip(*columns, strict=True))
-        sizes = six(math.prod(row) for row in factors)
-        by_sizes[sizes].setdefault(figures(problem, factors), factors)
-    kept: dict[Six, list[Factors]] = {}
-    for sizes, candidates in by_sizes.items():
-        flat = {key: tuple(itertools.chain.from_iterable(key)) for key in candidates}
-        beaten = {
-            key for key, a in flat.items() for b in flat.values() if a != b and all(map(float.__le__, b, a))
-        }  # fmt: skip
-        kept[sizes] = [factors for key, factors in candidates.items() if key not in beaten]
-    return kept
 
 
 def all_meshes(problem: Problem) -> Iterator[tuple[Six, Six, Factors]]:

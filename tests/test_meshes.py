@@ -13,7 +13,8 @@ from asap_ray.meshes import build_meshes, factorisations, laid_out, meshes_of
 from asap_ray.plan import AXES, Plan
 from asap_ray.problem import MESH_COLUMNS
 from asap_ray.space import Space
-from tests.brute_force import all_meshes, figures
+from tests.brute_force import all_meshes
+from tests.brute_layouts import figures
 from tests.problems import DENSE, MOE, STACKS, all_plans, make_problem
 
 

@@ -17,7 +17,8 @@ from asap_ray.plan import Plan
 from asap_ray.problem import Problem, columns_of
 from asap_ray.space import Space, divisors
 from asap_ray.stack import Stack
-from tests.brute_force import figures, is_legal, legal_plans
+from tests.brute_force import is_legal, legal_plans
+from tests.brute_layouts import figures
 from tests.problems import DENSE, MIXED, MOE, STACKS, all_plans, make_problem
 
 # A torus of two and of three dimensions, slices and domains across a network, and counts that are no power of two;

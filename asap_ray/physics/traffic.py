@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asap_ray.hardware import Slice
 from asap_ray.meshes import Meshes
@@ -19,13 +20,9 @@ from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.network import Link
 from asap_ray.physics.state import StateShards
 from asap_ray.plan import AXES
-from asap_ray.problem import Columns, Problem
-from asap_ray.rates import GroupRates, group_rates
+from asap_ray.problem import Columns, Problem, divided_axes, replica_axes, sharding_axes
+from asap_ray.rates import Group, GroupRates, divided, group_rates
 from asap_ray.workload import number_bytes
-
-BETWEEN_SUBDIVIDED = ("context", "fsdp", "data")
-"""Axes within which an expert group lies where it subdivides them, from the nearest ranks outwards; those that shard
-weights come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +86,7 @@ def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | Non
     `routed_replicas` reduce gradients.
     """
     stack, c = problem.stack, meshes.columns
-    sharding = ["fsdp", *(axis for axis in stack.shards_weights if axis != "expert" or stack.expert_multiplies)]
-    ranks = ["data", "fsdp", "context", *(["expert"] if stack.expert_multiplies else [])]
-    replicas = [axis for axis in ranks if axis not in sharding]
+    sharding, replicas, within = sharding_axes(stack), replica_axes(stack), divided_axes(stack)
     builder = _Builder(problem.slice, meshes, calibration)
     links = {
         "tensor": builder.link(["tensor"]),
@@ -106,12 +101,11 @@ def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | Non
         links["routed_replicas"] = builder.link([axis for axis in replicas if axis != "expert"])
         return links
     inside, across = c["expert_ici"], c["expert_dcn"]
-    within = sorted(BETWEEN_SUBDIVIDED, key=lambda axis: axis not in sharding)
     builder.divide(within, inside)
     links["expert"] = builder.link(within, (inside, across), "inner")
     shards = _shrunk(c, sharding, inside, across)
     links["routed_shards"] = builder.link(sharding, shards, "outer")
-    copies = _shrunk(c, ranks, inside * shards[0], across * shards[1])
+    copies = _shrunk(c, within, inside * shards[0], across * shards[1])
     links["routed_replicas"] = builder.link(replicas, copies, "outer")
     return links
 
@@ -123,11 +117,11 @@ def _shrunk(c: Columns, axes: Sequence[str], inside: np.ndarray, across: np.ndar
 
 
 class _Builder:
-    """Makes links of groups of mesh axes; each axis is an outer and an inner part, the inner one 1 until `divide`."""
+    """Makes links of groups of mesh axes, and of the outer and inner parts of axes once they are divided."""
 
     def __init__(self, slice_: Slice, meshes: Meshes, calibration: Calibration | None) -> None:
         self.slice, self.meshes, self.calibration = slice_, meshes, calibration
-        self.outer, self.inner = meshes.table.factors, np.ones_like(meshes.table.factors)  # [meshes, 6, ici axes]
+        self.steps: NDArray[np.integer] = meshes.table.factors  # of the parts of axes once they are divided
         self.ici = calibration.ici_fraction if calibration else 1.0
         self.dcn_rate = slice_.chip.device_nic_bytes_per_s * (calibration.dcn_fraction if calibration else 1.0)
         self.hop_latency = calibration.hop_latency_s if calibration else 0.0
@@ -135,14 +129,7 @@ class _Builder:
 
     def divide(self, axes: Sequence[str], ways: np.ndarray) -> None:
         """Let the inner parts of some axes be their nearest `ways` ranks [meshes], those of the first axis first."""
-        self.outer, self.inner, left = self.outer.copy(), self.inner.copy(), ways.copy()
-        for axis in axes:
-            m = AXES.index(axis)
-            for j in reversed(range(self.outer.shape[2])):
-                taken = np.gcd(left, self.outer[:, m, j])
-                self.inner[:, m, j] = taken
-                self.outer[:, m, j] //= taken
-                left //= taken
+        self.steps = divided(self.meshes.table.factors, [AXES.index(axis) for axis in axes], ways)
 
     def link(self, axes: Sequence[str], sizes: tuple[np.ndarray, np.ndarray] | None = None, part: str = "both") -> Link:
         """The link of a group that spans some axes, or their outer or inner parts, of given sizes inside and across."""
@@ -168,9 +155,7 @@ class _Builder:
         member = [axis in axes for axis in AXES]
         if part == "both":
             return group_rates(self.slice.axes, table.factors, member, bound=bound)
-        steps = np.stack([self.outer, self.inner], axis=2).reshape(len(self.meshes), -1, self.outer.shape[2])
-        parts = [grows and part == name for grows in member for name in ("outer", "inner")]
-        return group_rates(self.slice.axes, steps, parts, bound=bound)
+        return group_rates(self.slice.axes, self.steps, Group.of_parts(member, part), bound=bound)
 
     def _size(self, axes: Sequence[str], level: str) -> np.ndarray:
         ones = np.ones(len(self.meshes), np.int64)
