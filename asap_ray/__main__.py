@@ -36,8 +36,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status (0 done, 1 something for the user to change, 2 and up by task)."""
+    _open_streams()
     try:
-        return _run(_parser().parse_intermixed_args(argv))
+        status = _run(_parser().parse_intermixed_args(argv))
+        sys.stdout.flush()  # here, where an error has a name, and not while the interpreter ends
+        return status
     except AsapError as error:
         print("asap-ray:", " ".join(str(error).split()), file=sys.stderr)
         return 1
@@ -47,12 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough (`| head`); keep the interpreter's last flush from failing too
         _drop_stdout()
         return 0
-    except OSError as error:  # files are the tasks' concern, and name their key; a full disk behind stdout is nobody's
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except OSError as error:  # files are the tasks' concern, and name their key; a broken stdout is nobody's
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
             raise
         _drop_stdout()
         print(f"asap-ray: what was found cannot be printed: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _open_streams() -> None:
+    """Where stdout or stderr is closed (`>&-`), what would be printed is dropped; a run still has its files."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        text = f"the working directory cannot be found ({error.strerror}); change to one that exists"
+        raise AsapError(text) from error
 
 
 def _drop_stdout() -> None:
@@ -68,6 +86,7 @@ def _run(args: argparse.Namespace) -> int:
 
         print(help_text(args.config_dir))
         return 0
+    _check_working_directory()
     from asap_ray.overrides import configure, jobs
 
     words = [*args.words, *([f"config_dir={args.config_dir}"] if args.config_dir is not None else [])]

@@ -32,10 +32,13 @@ def write_report(answer: Answer, run_dir: Path) -> tuple[Path, ...]:
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Write a file beside its place and rename it into it, so that no reader sees half of it."""
+    """Write a file beside its place and rename it into it, so that no reader sees half of it.
+
+    Bytes of a path that are no text stand in it as escapes.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
