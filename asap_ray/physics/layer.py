@@ -30,10 +30,11 @@ UNFUSED_SCORE_PASSES = 5.5
 the softmax's output and its mask and result (arXiv 2205.05198, figure 3)."""
 KERNELS = {"matmul": (1, 2), "attention": (1, 1), "elementwise": (5, 5)}
 """Launches forward and backward: of a matmul one, then one for each gradient; of what stands around a norm or an
-activation (residual, dropout, rotary embedding, casts) a handful."""
+activation (residual, dropout, rotary embedding, casts) a handful. Counted for matmuls and attention, assumed for the
+rest: eager frameworks launch more, compilers fuse to fewer."""
 PASSES = {"attn_in": 4.0, "mlp_in": 4.0, "act": 3.0, "expert_in": 3.0, "expert_act": 3.0}
 """Times that a forward pass moves a tensor's bytes through HBM to make it: a norm reads its input and the residual and
-writes both; a gate reads twice what it writes."""
+writes both; a gate reads twice what it writes. Counted, with everything around one tensor fused."""
 CHANNELS = ("tensor", "context", "expert")
 NUMBER_BYTES = np.array([number_bytes(name) for name in PRECISIONS])
 """Bytes of a number between matmuls, by precision code."""

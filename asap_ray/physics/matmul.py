@@ -23,6 +23,7 @@ from asap_ray.physics.calibration import Machine
 
 SUBLANES = 8
 SMALL_TILE_RATE = 0.75
+"""Rate of half-side tiles. Assumed: a tile of side s reads 2/s numbers a multiply-add, so halves wait more on L2."""
 
 Number = np.ndarray | float | int
 

@@ -259,7 +259,7 @@ class Pricer:
     def estimates(self, rows: PlanColumns, plans: list[Plan]) -> list[Estimate]:
         """One estimate each for the rows, which are these plans."""
         prices, floors = self.price(rows), self._tables(rows.meshes).floors.parts(rows)
-        workload, slice_ = self.problem.workload, self.problem.slice
+        workload = self.problem.workload
         again = self._tables(rows.meshes).floors.again_flops
         low, high = self.calibration.interval_low, self.calibration.interval_high
         found = []
