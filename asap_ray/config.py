@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -129,7 +130,8 @@ class Config:
     @property
     def run_path(self) -> Path:
         """The run directory, absolute; the task creates it."""
-        return Path(self.run_dir or default_run_dir(self)).expanduser().absolute()
+        # os.path leaves ~name as it is where there is no such user; Path raises.
+        return Path(os.path.expanduser(self.run_dir or default_run_dir(self))).absolute()
 
 
 def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from asap_ray.checks import LATER_KEYS, LIMITS, NOT_YET, check, check_config_dir, range_text
-from asap_ray.config import Config
+from asap_ray.checks import LATER_KEYS, LIMITS, NAMES, NOT_YET, check, check_config_dir, check_run_dir, range_text
+from asap_ray.config import Config, default_run_dir
 from asap_ray.errors import AsapError, ConfigError, shown
 from asap_ray.settings import data_dir, setting_files
 
@@ -116,7 +117,18 @@ def configure(words: Sequence[str]) -> Config:
     if not config.model:
         names = ", ".join(setting_files("model", config_dir))
         raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
-    return check(config)
+    return _placed(check(config), parsed)
+
+
+def _placed(config: Config, words: Sequence[Word]) -> Config:
+    """The configuration with its run directory, which only the words can tell: models and stacks come whole."""
+    if config.run_dir is not None:
+        return config
+    changes = {word.key: word.text for word in words if word.key.startswith(("model.", "stack."))}
+    changes.pop("model.hf_config", None)
+    placed = dataclasses.replace(config, run_dir=default_run_dir(config, changes))
+    check_run_dir(placed)
+    return placed
 
 
 def _compose(overrides: list[str]) -> DictConfig:
@@ -126,7 +138,8 @@ def _compose(overrides: list[str]) -> DictConfig:
         OmegaConf.resolve(composed)
         return composed
     except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: a name as the index of a list
-        raise AsapError(f"the configuration cannot be composed: {str(error).splitlines()[0]}; see --help") from error
+        first = next(iter(str(error).splitlines()), "a value cannot be worked out")
+        raise AsapError(f"the configuration cannot be composed: {first}; see --help") from error
     except YAMLError as error:  # a file of the user's own; the text says which, and where in it
         raise AsapError(f"the configuration cannot be composed: {' '.join(str(error).split())}") from error
 
@@ -135,13 +148,15 @@ def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
     """Merge what Hydra composed into the dataclasses; types are checked here.
 
     Raises:
-        ConfigError: a key that does not exist, or a value of the wrong type.
+        ConfigError: a key that does not exist, or a value that is missing or of the wrong type.
     """
+    schema = OmegaConf.structured(Config)
+    if missing := sorted(OmegaConf.missing_keys(composed)):
+        raise ConfigError(_shown(missing[0]), "???", f"{_wanted(schema, missing[0])}; ??? stands for what is missing")
     for key in WRAPPED:
         value = OmegaConf.select(composed, key)
         if value is not None and not isinstance(value, ListConfig | DictConfig):
             OmegaConf.update(composed, key, [value])
-    schema = OmegaConf.structured(Config)
     for node in (schema, *schema.values()):  # frozen dataclasses come as read-only nodes, which cannot be merged into
         if isinstance(node, DictConfig):
             OmegaConf.set_readonly(node, False)
@@ -209,15 +224,24 @@ def _check_shapes(schema: Any, given: Any, key: str) -> None:
 
 
 def _wanted(schema: DictConfig, key: str) -> str:
-    """What type belongs at `key`, in words."""
-    owner, _, name = key.rpartition(".")
-    section = OmegaConf.select(schema, owner) if owner else schema
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(OmegaConf.get_type(section) or Config)}
-    kind = kinds.get(name.split("[")[0], "")
-    words = {"int": range_text(key) if key in LIMITS else "a whole number", "float": "a number", "str": "text"}
+    """What belongs at `key`, in words."""
+    plain = key.split("[")[0]
+    if plain in NAMES:
+        return f"allowed: {', '.join(NAMES[plain])}"
+    owner, _, name = plain.rpartition(".")
+    section = OmegaConf.get_type(OmegaConf.select(schema, owner)) if owner else Config
+    if not (isinstance(section, type) and dataclasses.is_dataclass(section)):  # an entry of an open mapping
+        return "a value: a number, a word, or a list of them"
+    kind = {field.name: str(field.type) for field in dataclasses.fields(section)}.get(name, "")
+    words = {
+        "int": range_text(plain) if plain in LIMITS else "a whole number",
+        "float": "a number",
+        "str": "text",
+        "list[str]": "a list of names: [a,b]",
+    }
     wanted = words.get(kind.removesuffix(" | None"), "a mapping: {key: value}")
     return wanted + (", or null" if kind.endswith("None") else "")
 
 
 def _shown(key: str) -> str:
-    return key.removesuffix(".slices")
+    return re.sub(r"^hardware\.slices", "hardware", key)

@@ -52,7 +52,7 @@ MISTAKES = {
     (TINY, "+model.hf_config=x.json"): ("+model.hf_config=x.json", "not both"),
     ("+model.hf_config=",): ("model.hf_config=", "not empty"),
     (TINY, "task=tun"): ("task=tun", "explain", "did you mean tune?"),
-    (TINY, "task=null"): ("task=null", "text"),
+    (TINY, "task=null"): ("task=null", "tune, explain"),
     (TINY, "task=compare"): ("task=compare", "not part of this version", "tune, explain"),
     (TINY, "task=validate", "validate.tables=[a.csv]"): ("validate.tables=[a.csv]", "not part of this version"),
     (TINY, "+scenario=slow"): ("scenario=slow", "not part of this version"),
@@ -107,6 +107,8 @@ MISTAKES = {
     (TINY, f"run_dir={'x' * 20000}"): ("run_dir=xxx", "at most 10,000 characters"),
     (TINY, "run_dir=a\nb"): ("run_dir=",),
     (TINY, "plan='open quote"): ("plan='open quote", "quotes"),
+    (TINY, "space.margin=nan"): ("space.margin=nan", "a share from 0 to 0.9"),
+    (TINY, "space.margin=-0.1"): ("space.margin=-0.1", "a share from 0 to 0.9"),
     (TINY, "config_dir=/no/such"): ("config_dir=/no/such", "an existing folder"),
     (TINY, "--config-dir", "/no/such"): ("config_dir=/no/such", "an existing folder"),
     ("tiny",): ("tiny", "key=value", "+model=llama70b"),
@@ -181,7 +183,7 @@ def test_a_model_is_chosen_with_or_without_plus(configured, words: tuple[str, ..
 def test_a_model_is_read_from_a_file_as_typed(configured, word: str) -> None:
     (config,) = configured(f"{word}=/data/my models (new)/Llama=3/config.json")
     assert config.model == {"hf_config": "/data/my models (new)/Llama=3/config.json"}
-    assert config.run_path.name == "Llama_3-v5p-128-maxtext"
+    assert config.run_path.name.startswith("Llama_3-v5p-128-maxtext-")
 
 
 def test_entries_of_a_named_model_can_be_changed(configured) -> None:

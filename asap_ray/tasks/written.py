@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 from asap_ray.config import Config
@@ -83,7 +84,7 @@ def baseline_line(text: str) -> str:
     """
     wanted = "allowed: a plan in one line, or a file with one: its line, or a summary.json"
     try:
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))  # ~name stays where there is no such user; Path would raise
         if not path.is_file():
             if "=" in text:
                 return text
