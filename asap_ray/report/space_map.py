@@ -13,7 +13,14 @@ from asap_ray.report.vega import LIMIT, finish
 if TYPE_CHECKING:
     import altair as alt
 
-SERIES = ("#2f6db5", "#e07b39", "#2f9a6a", "#9b7fc9", "#cdb23f", "#1b9aaa", "#b9502b", "#e58fb1", "#7d838c", "#8fbf3f")
+# fmt: off
+SERIES = (
+    "#2f6db5", "#e07b39", "#2f9a6a", "#9b7fc9", "#cdb23f", "#1b9aaa", "#b9502b", "#e58fb1", "#7d838c", "#8fbf3f",
+    "#5b4b8a", "#7a3b2e", "#0f6b4f", "#c79ad6",
+)
+# fmt: on
+LONG_LABEL = 14
+"""Characters from which on each label of the legend has a line of its own."""
 FIELDS = ("remat", "tensor", "fsdp", "pipeline", "context", "expert", "data", "micro_batch")
 STAR = "M0,-1L0.23,-0.32L0.95,-0.31L0.37,0.12L0.59,0.81L0,0.4L-0.59,0.81L-0.37,0.12L-0.95,-0.31L-0.23,-0.32Z"
 
@@ -29,8 +36,7 @@ def map_chart(answer: SliceAnswer, points: int) -> dict[str, Any]:
         value=fields[0] if fields else "fits",
         bind=alt.binding_select(options=fields or ["fits"], name="colour by "),
     )
-    label = 28 + 6.5 * max((len(str(value)) for name in fields for value in np.unique(columns[name])), default=1)
-    columns_that_fit = {"expr": f"max(1, floor(width / {label:.0f}))"}
+    longest = max((len(str(value)) for name in fields for value in np.unique(columns[name])), default=1)
     x = alt.X("memory:Q", title="GB on a device", scale=alt.Scale(type="log", nice=False, padding=8))
     y = alt.Y("step:Q", title="step time, s", scale=alt.Scale(type="log", nice=False, padding=8))
     base = alt.Chart(alt.NamedData(name="plans"))
@@ -50,7 +56,7 @@ def map_chart(answer: SliceAnswer, points: int) -> dict[str, Any]:
             color=alt.Color(
                 "shade:N",
                 scale=alt.Scale(range=list(SERIES)),
-                legend=alt.Legend(title=None, orient="bottom", columns=columns_that_fit, labelLimit=0),
+                legend=alt.Legend(title=None, orient="bottom", columns=1 if longest > LONG_LABEL else 3, labelLimit=0),
             ),
             tooltip=tooltip,
         )
