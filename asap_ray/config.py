@@ -108,7 +108,7 @@ class Config:
         ),
     )
     output: str = field(
-        default="auto", metadata=_help("rich is for a terminal; auto is rich there and plain elsewhere")
+        default="auto", metadata=_help("auto is rich on a terminal and plain elsewhere; json is one object a line")
     )
     config_dir: str | None = field(
         default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/")
