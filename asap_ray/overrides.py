@@ -165,6 +165,10 @@ def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
         config = OmegaConf.to_object(OmegaConf.merge(schema, composed))
     except ConfigKeyError as error:
         raise _unknown_key(str(error.full_key), OmegaConf.select(composed, str(error.full_key))) from error
+    except OverflowError as error:  # a whole number beyond any float, where a float belongs
+        values = ((key, OmegaConf.select(composed, key)) for key in all_keys())
+        key, value = next(pair for pair in values if isinstance(pair[1], int) and abs(pair[1]) > 1e300)
+        raise ConfigError(key, value, _wanted(schema, key)) from error
     except OmegaConfBaseException as error:
         key = str(error.full_key or "")
         raise ConfigError(key, OmegaConf.select(composed, key), _wanted(schema, key)) from error

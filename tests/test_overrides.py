@@ -51,6 +51,8 @@ def outcome(*words: str) -> str:
     model=st.sampled_from([(TINY,), ()]),
 )
 @example(key="run_dir", value="~nobody", sign="", model=(TINY,))
+@example(key="budget", value="{minutes: " + "9" * 400 + "}", sign="", model=(TINY,))
+@example(key="space.margin", value="9" * 400, sign="", model=(TINY,))
 @example(key="baseline", value="${oc.decode:'???'}", sign="", model=(TINY,))
 @example(key="model.hf_config", value="${seed}", sign="+", model=())
 @example(key="space.forbid", value="[{a: [{1: 2, b: 3}]}]", sign="", model=(TINY,))
