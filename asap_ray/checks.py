@@ -154,7 +154,11 @@ def check_margin(config: Config) -> None:
 
 def check_config_dir(config_dir: str | None) -> str | None:
     """The user's own folder of settings exists; checked before it is searched."""
-    if config_dir is not None and not Path(config_dir).is_dir():
+    try:
+        there = config_dir is None or Path(config_dir).is_dir()
+    except OSError:  # such as a name that no file system takes
+        there = False
+    if not there:
         raise ConfigError("config_dir", config_dir, "an existing folder with model/, stack/ or hardware/ in it")
     return config_dir
 
