@@ -154,6 +154,9 @@ def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
     if missing := sorted(OmegaConf.missing_keys(composed)):
         raise ConfigError(_shown(missing[0]), "???", f"{_wanted(schema, missing[0])}; ??? stands for what is missing")
     for key in WRAPPED:
+        owner, _, _ = key.rpartition(".")
+        if owner and not isinstance(OmegaConf.select(composed, owner), DictConfig):
+            continue  # told with its key when shapes are checked
         value = OmegaConf.select(composed, key)
         if value is not None and not isinstance(value, ListConfig | DictConfig):
             OmegaConf.update(composed, key, [value])

@@ -109,6 +109,8 @@ MISTAKES = {
     (TINY, "plan='open quote"): ("plan='open quote", "quotes"),
     (TINY, "space.margin=nan"): ("space.margin=nan", "a share from 0 to 0.9"),
     (TINY, "space.margin=-0.1"): ("space.margin=-0.1", "a share from 0 to 0.9"),
+    (TINY, "space=[null]"): ("space=", "a mapping"),
+    (TINY, "hardware=[[1]]"): ("hardware", "a list of names"),
     (TINY, f"config_dir={'9' * 5000}"): ("config_dir=9", "an existing folder"),
     (TINY, "config_dir=/no/such"): ("config_dir=/no/such", "an existing folder"),
     (TINY, "--config-dir", "/no/such"): ("config_dir=/no/such", "an existing folder"),
