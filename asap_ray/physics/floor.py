@@ -1,9 +1,9 @@
 """The floor: a step time that no execution of a plan can beat, from datasheet peaks and no fitted constant.
 
 Each resource must do its least: the matrix units every FLOP of the model and of the recomputation that the policy
-forces, with the pipeline's fill and drain; HBM one pass over the optimizer state and two over the weights for each
-micro-batch; each link the fewest bytes that its collectives can send. They may all overlap perfectly, so the floor is
-the largest.
+forces, with the pipeline's fill and drain (the model's own FLOPs, forward and back); HBM one pass over the optimizer
+state and two over the weights for each micro-batch; each link the fewest bytes that its collectives can send. They
+may all overlap perfectly, so the floor is the largest.
 
 What is left out on purpose keeps it a bound: shape losses, latency, kernels' second passes (a fused attention backward
 needs 2.5 forward passes, only 2 count), weight gathers repeated for each micro-batch, and all but one copy of a token
@@ -59,10 +59,12 @@ class FloorPricer:
         problem, mesh = self.problem, rows.mesh
         stages, batches = rows["pipeline"], rows["accumulation"]
         devices, peak = problem.slice.devices, self.peaks[rows["precision"]]
-        fill = (stages - 1) / (rows["virtual"] * batches * np.where(rows["schedule"] == ZERO_BUBBLE, 3.0, 1.0))
-        layers = (self.layer_flops + self.again_flops[rows["remat"]]) * (1.0 + fill)
+        # Filling and draining take one pass forward and back through the other stages; a schedule that puts weight
+        # gradients off leaves the forward third. What is computed again could be done while a stage waits.
+        waits = self.layer_flops * np.where(rows["schedule"] == ZERO_BUBBLE, 1.0 / 3.0, 1.0)
+        waits = waits * (stages - 1) / (rows["virtual"] * batches)
         out = np.empty((4, len(rows)))
-        out[0] = (layers + self.other_flops) / (peak * devices)
+        out[0] = (self.layer_flops + self.again_flops[rows["remat"]] + waits + self.other_flops) / (peak * devices)
         chip, width = problem.slice.chip, WIDTHS[rows["precision"]]
         share = 1.0 / stages
         # Weights that fit on the chip could stay there from one micro-batch to the next.

@@ -178,6 +178,8 @@ def test_step_times_of_table_5_are_of_the_right_size(physics, run):
     # Nothing is fitted to these eight runs (A100, default calibration of all GPUs).
     estimates = priced(physics, run)
     full, both = estimates[4], estimates[3]
+    print(f"full {full.step_time_s / run.full_s - 1:+.1%}, selective {both.step_time_s / run.both_s - 1:+.1%}, of gain "
+          f"{full.step_time_s / both.step_time_s / (run.full_s / run.both_s) - 1:+.1%}")  # fmt: skip
     assert full.step_time_s == pytest.approx(run.full_s, rel=0.06)
     assert both.step_time_s == pytest.approx(run.both_s, rel=0.06)
     gain = full.step_time_s / both.step_time_s

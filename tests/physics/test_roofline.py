@@ -291,3 +291,18 @@ def test_parts_sum_to_the_whole(physics):
         assert sum(estimate.time_parts.values()) == pytest.approx(estimate.step_time_s, rel=1e-12)
         assert sum(estimate.memory_parts.values()) == pytest.approx(estimate.hbm_bytes, rel=1e-12)
         assert max(estimate.floor_parts.values()) == estimate.floor_s
+
+
+@pytest.mark.parametrize(("schedule", "third"), [("1f1b", 1), ("zero_bubble", 3)])
+def test_the_floor_of_a_pipeline_waits_for_no_recomputation(physics, schedule, third):
+    # What is computed again can be done while a stage waits for its gradient, so only the model's own FLOPs fill and
+    # drain: 3 forward passes of the layers a micro-batch and stage, or the forward one where weight gradients fill in.
+    problem = physics.problem("llama2_7b", "h100x4", "torchtitan", 8, 4096)
+    line = f"pipeline=4 micro_batch=1 accumulation=8 schedule={schedule} remat=full"
+    found = physics.estimate(problem, line).floor_parts["compute"]
+    tokens, d, ff, layers, vocab = 8 * 4096, 4096, 11008, 32, 32000
+    down = 2 * d * ff
+    forward = layers * (2 * (4 * d * d + 3 * d * ff) + 4 * 2048.5 * d)
+    again = forward - layers * down  # the next layer's input is kept
+    flops = 3 * forward + again + 3 * forward / third * (4 - 1) / 8 + 3 * 2 * d * vocab
+    assert found == pytest.approx(tokens * flops / (4 * 989.5e12), rel=1e-9)
