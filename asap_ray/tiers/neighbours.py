@@ -24,6 +24,7 @@ from asap_ray.space import MESH_BLOCK, PlanColumns, Space, divisors
 from asap_ray.tiers.roofline import Roofline
 
 SAME = ("remat", "precision", "attention")
+Score = tuple[bool, float]  # whether it does not fit, seconds: a plan that fits is a better neighbour than a faster one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ def neighbours(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
 
 def _axes(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
     targets = list(_targets(space, plan))
-    found: dict[tuple[int, int], tuple[float, Plan]] = {}
+    found: dict[tuple[int, int], tuple[Score, Plan]] = {}
     pricer = Pricer(tier.problem, tier.calibration)
     near = Near(name="near", tests=(), keep=True, author="asap_ray", reason="", axes=plan.axes, targets=tuple(targets))
     for rows in space.narrowed(*fixed(tier.problem, {name: getattr(plan, name) for name in SAME}), near).chunks():
@@ -80,19 +81,18 @@ def _axes(tier: Roofline, space: Space, plan: Plan) -> list[Neighbour]:
 
 
 def _keep(
-    found: dict[tuple[int, int], tuple[float, Plan]],
+    found: dict[tuple[int, int], tuple[Score, Plan]],
     target: tuple[int, int],
     space: Space,
     rows: PlanColumns,
     pricer: Pricer,
 ) -> None:
     prices = pricer.price(rows)
-    # A plan that fits is a better neighbour than a faster one that does not.
     over = prices.hbm_bytes > pricer.problem.hbm_limit_bytes
-    score = prices.step_time_s + np.where(over, 1e9, 0.0)
-    best = int(np.argmin(score))
-    if target not in found or score[best] < found[target][0]:
-        found[target] = (float(score[best]), space.plan(rows, best))
+    best = int(np.lexsort((prices.step_time_s, over))[0])
+    score = bool(over[best]), float(prices.step_time_s[best])
+    if target not in found or score < found[target][0]:
+        found[target] = (score, space.plan(rows, best))
 
 
 def _targets(space: Space, plan: Plan) -> Iterator[tuple[int, int]]:
