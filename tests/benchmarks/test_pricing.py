@@ -67,25 +67,14 @@ def report(benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> R
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_floor(report: Report, name: str) -> None:
+@pytest.mark.parametrize("priced", [Pricer.floor, Pricer.price], ids=["floor", "estimate"])
+def test_pricing(report: Report, name: str, priced: Callable[[Pricer, PlanColumns], object]) -> None:
     _, chunks, plans = case(name)
 
     def work() -> None:
         pricer = new_pricer(name)
         for rows in chunks:
-            pricer.floor(rows)
-
-    report(plans, work)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_estimate(report: Report, name: str) -> None:
-    _, chunks, plans = case(name)
-
-    def work() -> None:
-        pricer = new_pricer(name)
-        for rows in chunks:
-            pricer.price(rows)
+            priced(pricer, rows)
 
     report(plans, work)
 

@@ -11,10 +11,10 @@ import pytest
 from asap_ray.meshes import meshes_of
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.floor import FloorPricer
-from asap_ray.physics.layer import LayerPricer, Units, attention_flops, sharded_matmul
-from asap_ray.physics.network import Link
+from asap_ray.physics.layer import LayerPricer, attention_flops, sharded_matmul
 from asap_ray.physics.state import state_shards
 from asap_ray.plan import Plan
+from tests.units import lone_unit
 
 A100_NVLINK, H100_NVLINK, V5E_LINK = 300e9, 450e9, 50e9
 
@@ -22,31 +22,6 @@ A100_NVLINK, H100_NVLINK, V5E_LINK = 300e9, 450e9, 50e9
 def alone(problem):
     """The same problem for a trainer that hides nothing."""
     return replace(problem, stack=replace(problem.stack, overlap={}))
-
-
-def units(**changes) -> Units:
-    one = np.ones(1)
-    free = Link(
-        n_ici=np.ones(1, int),
-        n_dcn=np.ones(1, int),
-        gather_bytes_per_s=np.array([np.inf]),
-        all_to_all_bytes_per_s=np.array([np.inf]),
-        permute_bytes_per_s=np.array([np.inf]),
-        hops=np.zeros(1, int),
-        dcn_bytes_per_s=1.0,
-    )
-    given = {
-        "tokens": 4096 * one,
-        "tensor": one,
-        "kv_shards": one,
-        "context": one,
-        "expert": one,
-        "sequence_shards": one,
-        "precision": np.zeros(1, int),
-        "unfused": np.zeros(1, bool),
-        "links": dict.fromkeys(("tensor", "context", "expert", "pipeline"), free),
-    }
-    return Units(**given | {name: np.array([value]) for name, value in changes.items()})
 
 
 @pytest.mark.parametrize(
@@ -146,7 +121,7 @@ def test_recomputation_takes_the_time_of_the_forward_pass(physics, stack, again)
     problem = physics.problem("llama2_7b", "v5p-8", stack, 8, 2048)
     machine = Machine.achieved(problem.slice.chip, physics.perfect)
     pricer = LayerPricer(problem.workload, machine, problem.stack.remat, problem.stack.reruns_output)
-    cost = pricer.price(units())
+    cost = pricer.price(lone_unit())
     full = problem.stack.remat_names.index("full")
     down = 32 * 2 * 4096 * 11008 * 4096 / 459e12  # 11008 = 86 x 128: full tiles
     forward = float(sum(part.total_s[0] for part in cost.forward.values()))
@@ -179,7 +154,7 @@ def test_launches_of_a_llama_layer(physics):
 def test_latent_attention_is_sharded_where_it_is_wide(physics):
     # DeepSeek-V3 on tensor 8 with a split sequence: latents are made from a rank's own tokens, heads are divided.
     deepseek = physics.architecture("deepseek_v3")
-    split = units(tensor=8.0, kv_shards=8.0, sequence_shards=8.0)
+    split = lone_unit(tensor=8.0, kv_shards=8.0, sequence_shards=8.0)
     shapes = {m.name: m for m in deepseek.matmuls(deepseek.groups[-1])}
     found = {
         name: [float(np.squeeze(x)) for x in sharded_matmul(deepseek, shapes[name], split)]
@@ -199,7 +174,7 @@ def test_latent_attention_is_sharded_where_it_is_wide(physics):
 def test_keys_are_split_no_further_than_there_are_heads(physics):
     llama = physics.architecture("llama3_8b")
     query, key_value, *_ = llama.matmuls(llama.groups[0])
-    split = units(tensor=16.0, kv_shards=8.0)
+    split = lone_unit(tensor=16.0, kv_shards=8.0)
     assert [float(np.squeeze(x)) for x in sharded_matmul(llama, query, split)] == [4096, 4096, 256, 1]
     assert [float(np.squeeze(x)) for x in sharded_matmul(llama, key_value, split)] == [4096, 4096, 256, 1]
 
@@ -208,7 +183,7 @@ def test_keys_are_split_no_further_than_there_are_heads(physics):
 def test_a_device_computes_its_share_of_all_expert_tokens(physics, expert, tensor):
     mixtral = physics.architecture("mixtral8x7b")
     matmul = next(m for m in mixtral.matmuls(mixtral.groups[0]) if m.name == "expert_down")
-    shape = sharded_matmul(mixtral, matmul, units(expert=float(expert), tensor=float(tensor)))
+    shape = sharded_matmul(mixtral, matmul, lone_unit(expert=float(expert), tensor=float(tensor)))
     m, k, n, groups = (float(np.squeeze(x)) for x in shape)
     assert (groups, n) == (8 / expert, 4096)
     # Every device sends and receives topk copies of its 4,096 tokens, wherever the experts are.
@@ -224,7 +199,7 @@ def test_attention_sees_its_window_only(physics, model):
     for group in problem.workload.architecture.groups:
         window = group.window or seq_len
         pairs = sum(min(position + 1, window) for position in range(seq_len))
-        flops = attention_flops(problem.workload, group, units(tokens=float(seq_len), tensor=4.0))
+        flops = attention_flops(problem.workload, group, lone_unit(tokens=float(seq_len), tensor=4.0))
         expected = 2 * pairs * attention.heads / 4 * (attention.qk_head_dim + attention.v_head_dim)
         assert float(flops[0]) == pytest.approx(expected, rel=1e-12)
 
@@ -232,7 +207,7 @@ def test_attention_sees_its_window_only(physics, model):
 def test_norms_and_gates_move_their_bytes(physics):
     problem = physics.problem("llama2_7b", "v5p-8", "maxtext", 8, 2048)
     machine = Machine.achieved(problem.slice.chip, physics.perfect)
-    cost = LayerPricer(problem.workload, machine, problem.stack.remat, reruns_output=False).price(units())
+    cost = LayerPricer(problem.workload, machine, problem.stack.remat, reruns_output=False).price(lone_unit())
     norms, gate = 2 * 4 * 4096 * 2, 3 * 11008 * 2  # bytes a token
     forward = 32 * 4096 * (norms + gate) / 2.765e12
     assert cost.forward["elementwise"].total_s[0] == pytest.approx(forward, rel=1e-12)
@@ -247,7 +222,7 @@ def test_a_tensor_parallel_matmul_on_a_gpu_by_hand(physics):
     )
     llama = problem.workload.architecture
     gate_up = next(m for m in llama.matmuls(llama.groups[0]) if m.name == "gate_up")
-    forward, backward = pricer._matmul(units(tensor=8.0), gate_up, np.array([989.5e12]))
+    forward, backward = pricer._matmul(lone_unit(tensor=8.0), gate_up, np.array([989.5e12]))
 
     def waves(m: int, k: int, n: int) -> float:
         tiles, small = ceil(m / 128) * ceil(n / 128), ceil(m / 64) * ceil(n / 64)

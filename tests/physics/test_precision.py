@@ -11,12 +11,12 @@ from asap_ray.physics.activations import kept_tensors
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.layer import LayerPricer, Units
 from asap_ray.physics.memory import activation_bytes
-from asap_ray.physics.network import Link
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import PRECISIONS, Plan
 from asap_ray.problem import Problem
 from asap_ray.rules import broken
 from asap_ray.space import Space
+from tests.units import lone_unit
 
 LINE = "fsdp=2 tensor=4 micro_batch=1 accumulation=4 sequence_parallel=true remat=none"
 
@@ -29,27 +29,7 @@ def ours(physics, slice_: str, precision: str = "bf16", numerics: tuple[str, ...
 
 
 def units(precision: str) -> Units:
-    one = np.ones(1)
-    free = Link(
-        n_ici=np.ones(1, int),
-        n_dcn=np.ones(1, int),
-        gather_bytes_per_s=np.array([np.inf]),
-        all_to_all_bytes_per_s=np.array([np.inf]),
-        permute_bytes_per_s=np.array([np.inf]),
-        hops=np.zeros(1, int),
-        dcn_bytes_per_s=1.0,
-    )
-    return Units(
-        tokens=128 * one,
-        tensor=one,
-        kv_shards=one,
-        context=one,
-        expert=one,
-        sequence_shards=one,
-        precision=np.array([PRECISIONS.index(precision)]),
-        unfused=np.zeros(1, bool),
-        links=dict.fromkeys(("tensor", "context", "expert", "pipeline"), free),
-    )
+    return lone_unit(tokens=128.0, precision=PRECISIONS.index(precision))
 
 
 @pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp32", 4), ("fp8", 2), ("fp16", 2)])
