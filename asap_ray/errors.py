@@ -23,9 +23,14 @@ class ConfigError(AsapError, ValueError):
 
     def __str__(self) -> str:
         """The one line: key, value, the nearest name, and what is allowed."""
-        near = difflib.get_close_matches(shown(self.given), self.names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = nearest(shown(self.given), self.names)
         return " ".join(f"{shown(self.key)}={shown(self.given)}: {hint}{self.allowed}".split())
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """The question "did you mean X?" with the name nearest to what was given, or nothing where none is near."""
+    near = difflib.get_close_matches(given, list(names), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def shown(value: object, most: int = 160) -> str:

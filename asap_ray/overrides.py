@@ -11,7 +11,6 @@ are several lines deep. Three spellings are normalised on the way:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from yaml import YAMLError
 
 from asap_ray.checks import LATER_KEYS, LIMITS, NAMES, NOT_YET, check, check_config_dir, check_run_dir, range_text
 from asap_ray.config import Config, default_run_dir
-from asap_ray.errors import AsapError, ConfigError, shown
+from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
 GROUPS = ("model", "stack")
@@ -191,9 +190,9 @@ def _check_key(key: str, value: str) -> None:
 
 
 def _unknown_key(key: str, value: object) -> ConfigError:
-    near = difflib.get_close_matches(key.removeprefix("~"), list(all_keys()), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(key, value, f"{hint}no such key; --help lists what is allowed")
+    return ConfigError(
+        key, value, f"{nearest(key.removeprefix('~'), all_keys())}no such key; --help lists what is allowed"
+    )
 
 
 def _to_hydra(word: Word, config_dir: str | None) -> str:

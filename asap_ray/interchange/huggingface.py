@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asap_ray.architecture import Architecture
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, nearest
 from asap_ray.interchange.foreign import LONGEST_SHOWN, ForeignConfig, told
 from asap_ray.layers import Attention, Experts, FeedForward, LatentAttention
 
@@ -33,7 +33,9 @@ def read_config(path: str | Path) -> Architecture:
     config = _language_model(ForeignConfig.load(KEY, path, "the config.json of a model"))
     family = config.name("model_type")
     if family not in FAMILIES:
-        raise config.error(f"model_type={told(family)} is not known; allowed: one of {', '.join(sorted(FAMILIES))}")
+        hint = nearest(family, FAMILIES)
+        names = ", ".join(sorted(FAMILIES))
+        raise config.error(f"model_type={told(family)} is not known; {hint}allowed: one of {names}")
     try:
         fields = FAMILIES[family](config)
         return Architecture(name=_model_name(Path(path), family), source=f"config.json of {family}", **fields)

@@ -325,3 +325,9 @@ def test_no_change_to_a_published_config_raises_anything_else(model, change, fam
     config = {**PUBLISHED[model][0], **change}
     config_path.write_text(json.dumps({**config, "model_type": family} if family else config))
     check_that_only_config_errors_are_raised(config_path)
+
+
+def test_an_unknown_family_comes_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "lama"}')
+    with pytest.raises(ConfigError, match=r"model_type='lama' is not known; did you mean llama\? allowed: one of"):
+        read_config(tmp_path / "config.json")
