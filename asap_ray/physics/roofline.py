@@ -114,6 +114,11 @@ class Pricer:
             memory_parts=memory,
         )
 
+    def interval(self, steps: np.ndarray, floors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both ends of the intervals around estimated steps with these floors [plans]; see `Estimate.interval_s`."""
+        low, high = self.calibration.interval_low, self.calibration.interval_high
+        return np.maximum(steps * low, floors), np.maximum(steps * high, floors)
+
     def _tables(self, meshes: Meshes) -> _Tables:
         # Chunks of one space share their meshes, so the last table is nearly always the right one.
         if self._last is None or self._last.meshes is not meshes:
@@ -261,7 +266,7 @@ class Pricer:
         prices, floors = self.price(rows), self._tables(rows.meshes).floors.parts(rows)
         workload = self.problem.workload
         again = self._tables(rows.meshes).floors.again_flops
-        low, high = self.calibration.interval_low, self.calibration.interval_high
+        lows, highs = self.interval(prices.step_time_s, floors.max(axis=0))
         found = []
         for i, plan in enumerate(plans):
             step, floor = float(prices.step_time_s[i]), float(floors[:, i].max())
@@ -269,7 +274,7 @@ class Pricer:
                 Estimate(
                     plan=plan,
                     step_time_s=step,
-                    interval_s=(max(step * low, floor), max(step * high, floor)),
+                    interval_s=(float(lows[i]), float(highs[i])),
                     floor_s=floor,
                     serial_s=float(prices.serial_s[i]),
                     mfu=self.problem.mfu(step),
