@@ -1,5 +1,7 @@
-"""A stack: the trainer a plan is meant for, which knobs it has, how its axes nest, and which overlaps it really
-does."""
+"""A stack: the trainer a plan is meant for, which knobs it has, how its axes nest, and what it keeps in memory.
+
+How fast it is, and which traffic it hides, is in its calibration (`conf/calibration/stack_*.yaml`).
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,10 @@ class StateBytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """Knobs, nesting and overlaps of one trainer.
+    """Knobs, nesting and memory habits of one trainer.
 
     `expert` says whether the expert axis multiplies with the others (MaxText) or subdivides data, fsdp and context
-    (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp. `overlap` is, for each
-    kind of traffic, the fraction that the trainer issues asynchronously, so that it can hide under compute.
+    (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp.
     `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches
     must be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until
     the backward pass (autodiff over a loop), `reruns_output` where recomputation runs a layer's last matmul again,
@@ -101,7 +102,6 @@ class Stack:
     gathered_layers: float
     reruns_output: bool
     holds_gradients: bool
-    overlap: Mapping[str, float]
     source: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -152,7 +152,6 @@ def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
         "remat": _remat(given["remat"]),
         "state": _state(given["state"]),
         **{name: _number(f"stack.{name}", given[name]) for name in _NUMBERS},
-        "overlap": _overlap(given["overlap"]),
         "sources": _sources(given.get("sources", {})),
     }
     for name in _LISTS:
@@ -188,18 +187,10 @@ def _state(given: object) -> StateBytes:
     return StateBytes(**{name: _number(f"stack.state.{name}", value) for name, value in state.items()})
 
 
-def _overlap(given: object) -> Mapping[str, float]:
-    if not isinstance(given, Mapping):
-        raise ConfigError("stack.overlap", given, "allowed: a mapping of kinds of traffic to fractions")
-    for name in given:
-        _allowed("stack.overlap", name, OVERLAPS)
-    return {name: _number(f"stack.overlap.{name}", value, most=1.0) for name, value in given.items()}
-
-
 def _sources(given: object) -> Mapping[str, str]:
     if not isinstance(given, Mapping):
         raise ConfigError("stack.sources", given, "allowed: a mapping of fields to where their figures are from")
-    known = (*_NUMBERS, "state", "remat", *(f"overlap.{name}" for name in OVERLAPS))
+    known = (*_NUMBERS, "state", "remat")
     for name, text in given.items():
         _allowed("stack.sources", name, known)
         if not isinstance(text, str) or not text.isprintable() or not text.strip():

@@ -12,7 +12,7 @@ import pytest
 from asap_ray.errors import ConfigError
 from asap_ray.plan import AXES
 from asap_ray.settings import load_group
-from asap_ray.stack import OVERLAPS, TENSORS, stack_from_mapping
+from asap_ray.stack import TENSORS, stack_from_mapping
 
 YAML = load_group("stack")
 Mapping = dict[str, Any]
@@ -32,7 +32,6 @@ def test_every_file_loads_as_it_is_written(name: str) -> None:
         assert policy.saved == set(saved)
         assert policy.offloaded == set(rule.get("offloaded", ()))
         assert policy.kept == policy.saved | policy.offloaded
-    assert stack.overlap == given["overlap"]
     assert stack.state.optimizer == given["state"]["optimizer"]
     assert stack.expert_multiplies == (given["expert"] == "multiplies")
     assert "bf16" in stack.precisions
@@ -66,7 +65,7 @@ def drop(*path: str) -> Callable[[Mapping], None]:
 
 NAN = float("nan")
 BROKEN = {
-    "unknown field": (put("overlaps", value={}), "stack=overlaps", "did you mean overlap"),
+    "unknown field": (put("stat", value={}), "stack=stat", "did you mean state"),
     "missing field": (drop("zero"), "stack=megatron", "missing: zero"),
     "name no text": (put("name", value=3), "stack.name=3", "one line of text"),
     "name empty": (put("name", value=" "), "stack.name=", "one line of text"),
@@ -102,12 +101,6 @@ BROKEN = {
     "state word": (put("state", "gradients", value="4"), "stack.state.gradients=4", "a number from 0"),
     "logit_bytes inf": (put("logit_bytes", value=float("inf")), "stack.logit_bytes=inf", "a number from 0"),
     "logit_bytes huge": (put("logit_bytes", value=10**400), "stack.logit_bytes=", "a number from 0"),
-    "overlap list": (put("overlap", value=["fsdp"]), "stack.overlap=", "a mapping of"),
-    "overlap kind": (put("overlap", "tensr", value=0.5), "stack.overlap=tensr", "did you mean tensor"),
-    "overlap above 1": (put("overlap", "tensor", value=1.1), "stack.overlap.tensor=1.1", "a fraction from 0 to 1"),
-    "overlap nan": (put("overlap", "tensor", value=NAN), "stack.overlap.tensor=nan", "a fraction from 0 to 1"),
-    "overlap true": (put("overlap", "tensor", value=True), "stack.overlap.tensor=true", "a fraction from 0 to 1"),
-    "overlap word": (put("overlap", "tensor", value="most"), "stack.overlap.tensor=most", "a fraction from 0 to 1"),
     "remat list": (put("remat", value=["full"]), "stack.remat=", "a mapping of"),
     "remat empty": (put("remat", value={}), "stack.remat={}", "a mapping of"),
     "remat number": (put("remat", value={1: None}), "stack.remat.1=1", "one word"),
@@ -165,16 +158,11 @@ def test_a_stack_is_a_mapping(given: Any) -> None:
         stack_from_mapping(given)
 
 
-def test_kinds_of_overlap_that_a_file_leaves_out_are_none_at_all() -> None:
-    assert set(YAML["foundry"]["overlap"]) < set(OVERLAPS)
-    assert stack_from_mapping(YAML["foundry"]).overlap.get("tensor", 0.0) == 0.0
-
-
 @pytest.mark.parametrize("name", YAML)
 def test_every_figure_has_a_source_or_is_assumed(name: str) -> None:
     given = YAML[name]
     figures = {"state", "remat", "logit_bytes", "norm_bytes", "gate_bytes", "gathered_layers"}
-    assert set(given["sources"]) == figures | {f"overlap.{kind}" for kind in given["overlap"]}
+    assert set(given["sources"]) == figures
     for key, text in given["sources"].items():
         assert len(text.split()) >= 3, key
 

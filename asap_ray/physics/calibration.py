@@ -1,10 +1,15 @@
-"""What a chip achieves of its datasheet: named, bounded constants that estimates use and floors never do."""
+"""What a chip, its links and a trainer achieve: named, bounded constants that estimates use and floors never do.
+
+A class file (`gpu`, `tpu`) states every constant; a file with a `base` changes a few for one chip, a file with a
+`stack` those that a trainer decides, on any chip.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,38 +18,74 @@ from asap_ray.errors import ConfigError
 from asap_ray.plan import PRECISIONS
 
 
+def _of(owner: str, least: float, most: float) -> Any:
+    """A constant that a chip (its links included) or a stack decides, from `least` to `most`."""
+    return field(metadata={"owner": owner, "least": least, "most": most})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Achieved fractions (0 to 1], latencies (s) and sizes (bytes) of one kind of chip.
+    """Achieved fractions (0 to 1], latencies (s) and sizes (bytes), as one kind of chip and one stack have them.
 
-    `matmul_fraction` is what a large, well-shaped matmul reaches of the peak, `contraction_ramp` the contraction length
-    at which a matmul reaches half of that. `attention_fraction` is the same for a fused attention kernel.
-    `kernel_launch_s` is paid by every kernel, `step_overhead_s` once a step. `workspace_bytes` and `fragmentation` (of
-    all other bytes) are memory that no tensor of the plan accounts for. `interval_low`, `interval_high` are the 5% and
-    95% quantiles of measured over estimated step times, of `interval_rows` public runs above 30% MFU. `sources` says
-    where each figure is from, or that it is assumed and why.
+    Of a chip: `matmul_fraction` is what a large, well-shaped matmul reaches of the peak, `contraction_ramp` the
+    contraction length at which a matmul reaches half of that, `narrow_fraction` what formats of 8 bits and less reach
+    besides. `attention_fraction` is the share of the peak of a fused attention kernel. `hop_latency_s`, `dcn_latency_s`
+    are paid by each step of a collective, `ici_start_s`, `dcn_start_s` once by each. `kernel_launch_s` is the time
+    between two kernels on the device. `workspace_bytes` and `fragmentation` (of all other bytes) are memory that no
+    tensor of the plan accounts for.
+
+    Of a stack: `host_launch_s` is what the host needs for each kernel (a device that computes faster waits for it),
+    `batch_overhead_s` what each micro-batch costs a stage besides, `step_overhead_s` is paid once a step.
+    `elementwise_passes` and `optimizer_passes` are the HBM traffic of what stands around matmuls and of the optimizer
+    over that of fully fused kernels. `overlap_*` are the fractions of each kind of traffic that the trainer issues
+    asynchronously.
+
+    `interval_low`, `interval_high` are the 5% and 95% quantiles of measured over estimated step times, of
+    `interval_rows` public runs above 30% MFU. `sources` says where each figure is from, or that it is assumed and why.
     """
 
-    matmul_fraction: float
-    contraction_ramp: float
-    attention_fraction: float
-    hbm_fraction: float
-    ici_fraction: float
-    dcn_fraction: float
-    pcie_fraction: float
-    hop_latency_s: float
-    dcn_latency_s: float
-    kernel_launch_s: float
-    step_overhead_s: float
-    workspace_bytes: float
-    fragmentation: float
-    interval_low: float
-    interval_high: float
-    interval_rows: float
+    matmul_fraction: float = _of("chip", 0.05, 1.0)
+    contraction_ramp: float = _of("chip", 0.0, 4096.0)
+    narrow_fraction: float = _of("chip", 0.05, 1.0)
+    attention_fraction: float = _of("chip", 0.02, 1.0)
+    hbm_fraction: float = _of("chip", 0.05, 1.0)
+    ici_fraction: float = _of("chip", 0.02, 1.0)
+    dcn_fraction: float = _of("chip", 0.02, 1.0)
+    pcie_fraction: float = _of("chip", 0.02, 1.0)
+    hop_latency_s: float = _of("chip", 0.0, 1e-3)
+    ici_start_s: float = _of("chip", 0.0, 1e-2)
+    dcn_latency_s: float = _of("chip", 0.0, 1e-2)
+    dcn_start_s: float = _of("chip", 0.0, 1e-1)
+    kernel_launch_s: float = _of("chip", 0.0, 1e-3)
+    workspace_bytes: float = _of("chip", 0.0, 32e9)
+    fragmentation: float = _of("chip", 0.0, 1.0)
+    host_launch_s: float = _of("stack", 0.0, 1e-2)
+    batch_overhead_s: float = _of("stack", 0.0, 1.0)
+    step_overhead_s: float = _of("stack", 0.0, 10.0)
+    elementwise_passes: float = _of("stack", 0.2, 10.0)
+    optimizer_passes: float = _of("stack", 0.2, 10.0)
+    overlap_fsdp: float = _of("stack", 0.0, 1.0)
+    overlap_gradient: float = _of("stack", 0.0, 1.0)
+    overlap_tensor: float = _of("stack", 0.0, 1.0)
+    overlap_context: float = _of("stack", 0.0, 1.0)
+    overlap_expert: float = _of("stack", 0.0, 1.0)
+    overlap_pipeline: float = _of("stack", 0.0, 1.0)
+    overlap_offload: float = _of("stack", 0.0, 1.0)
+    interval_low: float = _of("chip", 0.0, 1.0)
+    interval_high: float = _of("chip", 1.0, 100.0)
+    interval_rows: float = _of("chip", 0.0, math.inf)
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-_FRACTIONS = ("matmul_fraction", "attention_fraction", "hbm_fraction", "ici_fraction", "dcn_fraction", "pcie_fraction")
+CONSTANTS = {entry.name: entry.metadata for entry in fields(Calibration) if entry.name != "sources"}
+"""Owner and bounds of each constant."""
+_PARTIAL = ("base", "stack")
+
+
+class Calibrations(dict[str, Calibration]):
+    """Calibrations of classes and chips by name; `stacks` holds, by stack, the constants that it changes."""
+
+    stacks: dict[str, Mapping[str, float]]
 
 
 def calibration_from_mapping(name: str, given: Mapping[str, object]) -> Calibration:
@@ -53,50 +94,67 @@ def calibration_from_mapping(name: str, given: Mapping[str, object]) -> Calibrat
     Raises:
         ConfigError: a constant is missing, unknown, or outside of what the physics allows.
     """
-    names = [entry.name for entry in fields(Calibration)]
+    names = [*CONSTANTS, "sources"]
     for key in given:
         if key not in names:
             raise ConfigError(f"calibration.{name}.{key}", given[key], f"allowed: {', '.join(names)}", names)
-    numbers = {key: _number(name, key, given.get(key)) for key in names if key != "sources"}
+    numbers = {key: _number(name, key, given.get(key)) for key in CONSTANTS}
     if not numbers["interval_low"] <= numbers["interval_high"]:
         raise ConfigError(f"calibration.{name}.interval_low", numbers["interval_low"], "allowed: up to interval_high")
-    sources = given.get("sources", {})
-    if not isinstance(sources, Mapping) or not all(isinstance(text, str) and text.strip() for text in sources.values()):
-        raise ConfigError(f"calibration.{name}.sources", sources, "allowed: a mapping of constants to text")
-    if unknown := [key for key in sources if key not in numbers]:
-        raise ConfigError(f"calibration.{name}.sources", unknown[0], "allowed: names of constants", list(numbers))
-    return Calibration(**numbers, sources={str(key): str(text) for key, text in sources.items()})
+    return Calibration(**numbers, sources=_sources(name, given))
 
 
-def calibrations_from_mappings(given: Mapping[str, Mapping[str, object]]) -> dict[str, Calibration]:
+def calibrations_from_mappings(given: Mapping[str, Mapping[str, object]]) -> Calibrations:
     """All of `conf/calibration/` by name; a file with a `base` changes a few constants, and their sources, of another.
 
     Raises:
         ConfigError: as `calibration_from_mapping`, or a `base` is not a whole calibration.
     """
-    whole = [name for name, mapping in given.items() if "base" not in mapping]
-    found = {}
+    whole = [name for name, mapping in given.items() if not any(key in mapping for key in _PARTIAL)]
+    found, stacks = Calibrations(), {}
     for name, mapping in given.items():
+        if "stack" in mapping:
+            stacks[str(mapping["stack"])] = _stack_constants(name, mapping)
+            continue
         base = mapping.get("base", name)
         if base not in whole:
             raise ConfigError(f"calibration.{name}.base", base, f"allowed: {', '.join(whole)}", whole)
         merged = {**given[str(base)], **{key: value for key, value in mapping.items() if key != "base"}}
-        sources = [each["sources"] for each in (given[str(base)], mapping) if isinstance(each.get("sources"), Mapping)]
-        merged["sources"] = {key: text for each in sources for key, text in each.items()}  # type: ignore[attr-defined]
+        merged["sources"] = {**_sources(str(base), given[str(base)]), **_sources(name, mapping)}
         found[name] = calibration_from_mapping(name, merged)
+    found.stacks = stacks
     return found
 
 
-def calibration_of(chip: Chip, calibrations: Mapping[str, Calibration]) -> Calibration:
-    """The chip's own calibration, or its class's."""
-    return calibrations.get(chip.name.replace("-", "_"), calibrations[chip.kind])
+def calibration_of(chip: Chip, stack: str, calibrations: Calibrations) -> Calibration:
+    """The chip's own calibration, or its class's, with what the stack changes."""
+    own = calibrations.get(chip.name.replace("-", "_"), calibrations[chip.kind])
+    return replace(own, **calibrations.stacks.get(stack, {}))
+
+
+def _stack_constants(name: str, given: Mapping[str, object]) -> Mapping[str, float]:
+    own = [key for key, about in CONSTANTS.items() if about["owner"] == "stack"]
+    _sources(name, given)
+    for key in given:
+        if key not in (*own, "stack", "sources"):
+            raise ConfigError(f"calibration.{name}.{key}", given[key], f"allowed: {', '.join(own)}", own)
+    return {key: _number(name, key, value) for key, value in given.items() if key in own}
+
+
+def _sources(name: str, given: Mapping[str, object]) -> dict[str, str]:
+    sources = given.get("sources", {})
+    if not isinstance(sources, Mapping) or not all(isinstance(text, str) and text.strip() for text in sources.values()):
+        raise ConfigError(f"calibration.{name}.sources", sources, "allowed: a mapping of constants to text")
+    if unknown := [key for key in sources if key not in CONSTANTS]:
+        raise ConfigError(f"calibration.{name}.sources", unknown[0], "allowed: names of constants", list(CONSTANTS))
+    return {str(key): str(text) for key, text in sources.items()}
 
 
 def _number(name: str, key: str, value: object) -> float:
     number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    most = 1.0 if key in _FRACTIONS else math.inf
-    if not (0 <= number <= most and math.isfinite(number)) or (key in _FRACTIONS and number == 0):
-        raise ConfigError(f"calibration.{name}.{key}", value, f"allowed: a number from 0 to {most:g}")
+    least, most = CONSTANTS[key]["least"], CONSTANTS[key]["most"]
+    if not (least <= number <= most and math.isfinite(number)):
+        raise ConfigError(f"calibration.{name}.{key}", value, f"allowed: a number from {least:g} to {most:g}")
     return number
 
 
@@ -122,9 +180,11 @@ class Machine:
     def achieved(cls, chip: Chip, calibration: Calibration) -> Machine:
         """The device as calibrated."""
         peaks = peak_flops(chip)
-        attention = np.minimum(peaks, peak_flops(chip, ("bf16",))[0])
+        plain = peak_flops(chip, ("bf16",))[0]
+        attention = np.minimum(peaks, plain)
+        narrow = np.where(peaks > plain, calibration.narrow_fraction, 1.0)
         return cls(
-            peaks=peaks * calibration.matmul_fraction,
+            peaks=peaks * narrow * calibration.matmul_fraction,
             attention_peaks=attention * calibration.attention_fraction,
             contraction_ramp=calibration.contraction_ramp,
             tile=chip.matrix_tile,

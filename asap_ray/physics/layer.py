@@ -84,9 +84,16 @@ class LayerCost:
 class LayerPricer:
     """Prices the layers of one workload on one machine for the policies of a stack."""
 
-    def __init__(self, workload: Workload, machine: Machine, policies: tuple[Remat, ...], reruns_output: bool) -> None:
-        """Keep what does not change from unit to unit."""
-        self.workload, self.machine, self.policies = workload, machine, policies
+    def __init__(
+        self,
+        workload: Workload,
+        machine: Machine,
+        policies: tuple[Remat, ...],
+        reruns_output: bool,
+        passes: float = 1.0,
+    ) -> None:
+        """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over fused ones."""
+        self.workload, self.machine, self.policies, self.passes = workload, machine, policies, passes
         full = np.array([not policy.kept for policy in policies])
         self.rerun = full & reruns_output
 
@@ -158,7 +165,7 @@ class LayerPricer:
             if tensor.name not in PASSES or not tensor.token_bytes(1.0):
                 continue
             size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
-            forward = Work.moved(PASSES[tensor.name] * size / self.machine.hbm_bytes_per_s)
+            forward = Work.moved(self.passes * PASSES[tensor.name] * size / self.machine.hbm_bytes_per_s)
             again = recomputed(self.policies, tensor.name)
             self._add(cost, "elementwise", group.count, (forward, forward.times(2)), again)
 

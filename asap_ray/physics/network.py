@@ -40,6 +40,7 @@ class Link:
         dcn_bytes_per_s: one way, per device.
         hop_latency_s: seconds of one hop inside the slice.
         dcn_latency_s: seconds of one message across.
+        ici_start_s, dcn_start_s: seconds that each collective needs besides, wherever it has more than one rank.
         switched: whether the slice's devices meet at a switch, so that latency does not grow with distance.
     """
 
@@ -52,6 +53,8 @@ class Link:
     dcn_bytes_per_s: Column | float
     hop_latency_s: Column | float = 0.0
     dcn_latency_s: Column | float = 0.0
+    ici_start_s: float = 0.0
+    dcn_start_s: float = 0.0
     switched: bool = False
 
     @cached_property
@@ -60,13 +63,18 @@ class Link:
         return 1.0 - 1.0 / self.n_ici, 1.0 - 1.0 / self.n_dcn
 
     @cached_property
+    def _start(self) -> tuple[Column, Column]:
+        """What every collective over the axis pays, inside the slice and across."""
+        return (self.n_ici > 1) * self.ici_start_s, (self.n_dcn > 1) * self.dcn_start_s
+
+    @cached_property
     def _gather(self) -> _Affine:
         inside, across = self._away
         return _Affine(
             ici_s_per_byte=inside / self.gather_bytes_per_s,
-            ici_s=self.hops * self.hop_latency_s,
+            ici_s=self.hops * self.hop_latency_s + self._start[0],
             dcn_s_per_byte=across / self.n_ici / self.dcn_bytes_per_s,
-            dcn_s=(self.n_dcn - 1) * self.dcn_latency_s,
+            dcn_s=(self.n_dcn - 1) * self.dcn_latency_s + self._start[1],
         )
 
     @cached_property
@@ -75,9 +83,9 @@ class Link:
         depth, depth_dcn = (np.frexp(n - 1.0)[1] for n in (self.n_ici, self.n_dcn))  # ceil(log2 n), exactly
         return _Affine(
             ici_s_per_byte=np.where(self.n_ici > 1, 2.0, 0.0) / self.gather_bytes_per_s,
-            ici_s=np.where(self.n_dcn > 1, np.inf, 2 * self.hop_latency_s * depth),
+            ici_s=np.where(self.n_dcn > 1, np.inf, 2 * self.hop_latency_s * depth + self._start[0]),
             dcn_s_per_byte=np.where(self.n_dcn > 1, 2.0, 0.0) / self.n_ici / self.dcn_bytes_per_s,
-            dcn_s=2 * self.dcn_latency_s * depth_dcn,
+            dcn_s=2 * self.dcn_latency_s * depth_dcn + self._start[1],
         )
 
     @cached_property
@@ -90,9 +98,9 @@ class Link:
         hops = self.n_ici > 1 if self.switched else self.hops  # to all peers at once, or step by step
         return _Affine(
             ici_s_per_byte=inside / self.n_dcn / self.all_to_all_bytes_per_s,
-            ici_s=hops * self.hop_latency_s,
+            ici_s=hops * self.hop_latency_s + self._start[0],
             dcn_s_per_byte=across / self.dcn_bytes_per_s,
-            dcn_s=(self.n_dcn > 1) * self.dcn_latency_s,
+            dcn_s=(self.n_dcn > 1) * self.dcn_latency_s + self._start[1],
         )
 
     @cached_property
@@ -100,9 +108,9 @@ class Link:
         inside, across = self.n_ici > 1, self.n_dcn > 1
         return _Affine(
             ici_s_per_byte=inside / self.permute_bytes_per_s,
-            ici_s=inside * self.hop_latency_s,
+            ici_s=inside * self.hop_latency_s + self._start[0],
             dcn_s_per_byte=across / self.dcn_bytes_per_s,
-            dcn_s=across * self.dcn_latency_s,
+            dcn_s=across * self.dcn_latency_s + self._start[1],
         )
 
 
@@ -132,7 +140,8 @@ def reduce_scatter(link: Link, bytes_: Column | float) -> Seconds:
 def all_reduce(link: Link, bytes_: Column | float) -> Seconds:
     """Seconds until every device holds the sum of `bytes_` from each device: a reduce-scatter, then an all-gather."""
     ici, dcn = link._gather(bytes_)
-    ici, dcn = 2 * ici, 2 * dcn
+    start_ici, start_dcn = link._start  # one kernel does both halves
+    ici, dcn = 2 * ici - start_ici, 2 * dcn - start_dcn
     tree_inside, tree_across = link._trees_may_win
     if tree_inside or tree_across:
         tree_ici, tree_dcn = link._tree(bytes_)

@@ -35,6 +35,7 @@ from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic, wid
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
 from asap_ray.space import PlanColumns
+from asap_ray.stack import OVERLAPS
 
 TOKEN_BYTES = 8.0
 """Bytes of a token that come from the host: its id and the one to be predicted, 32 bits each."""
@@ -78,7 +79,11 @@ class Pricer:
         """Prepare what no plan changes."""
         self.problem, self.calibration = problem, calibration
         self.machine = Machine.achieved(problem.slice.chip, calibration)
-        self.layers = LayerPricer(problem.workload, self.machine, problem.stack.remat, problem.stack.reruns_output)
+        stack = problem.stack
+        self.overlap = {kind: float(getattr(calibration, f"overlap_{kind}")) for kind in OVERLAPS}
+        self.layers = LayerPricer(
+            problem.workload, self.machine, stack.remat, stack.reruns_output, calibration.elementwise_passes
+        )
         self._last: _Tables | None = None
 
     def floor(self, rows: PlanColumns) -> np.ndarray:
@@ -99,7 +104,7 @@ class Pricer:
         backward = batch.share * summed(part.total_s for part in batch.cost.backward.values())[batch.of]
         left = layers + work["head"] + summed(exposed.values()) - summed(total.values())
         room = np.maximum(np.minimum(backward, left), 0.0)
-        hidden = np.minimum(self.problem.stack.overlap.get("gradient", 0.0) * gradient, room)
+        hidden = np.minimum(self.overlap["gradient"] * gradient, room)
         parts = self._parts(batch, work | exposed, layers + shown, gradient - hidden, memory)
         serial = self._parts(batch, work | total, layers + summed(total.values()), gradient, memory)
         # The next batch is read while this one is trained on: only what takes longer than the step shows.
@@ -221,8 +226,7 @@ class Pricer:
         self, layers: np.ndarray, head: np.ndarray, total: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Traffic that does not hide: by kind on the last stage, and in all on a stage without the head."""
-        overlap = self.problem.stack.overlap
-        wanted = {kind: overlap.get(kind, 0.0) * seconds for kind, seconds in total.items()}
+        wanted = {kind: self.overlap[kind] * seconds for kind, seconds in total.items()}
         asynchronous = summed(wanted.values())
         scale = np.minimum(1.0, (layers + head) / np.maximum(asynchronous, 1e-30))
         shown = summed(total.values()) - np.minimum(asynchronous, layers)
@@ -249,16 +253,22 @@ class Pricer:
     ) -> dict[str, np.ndarray]:
         """Seconds of a step on the critical path, by part [plans]: `each` is paid by every micro-batch, `stage` is what
         one takes on a stage without the head."""
-        c, launch, batches = batch.c, self.calibration.kernel_launch_s, batch.c["accumulation"]
-        kernels = batch.share * batch.by_policy(batch.cost.kernels)
+        c, constants, batches = batch.c, self.calibration, batch.c["accumulation"]
+        layers = batch.share * batch.by_policy(batch.cost.kernels)
+        kernels = layers + HEAD_KERNELS
         share = np.where(c["schedule"] == ZERO_BUBBLE, ZERO_BUBBLE_SHARE, 1.0)
         moved = 2 * memory["weights"] + memory["gradients"] + 2 * memory["optimizer"]
+        # The host launches ahead of the device; where it is the slower one, the device waits for it.
+        device = summed(each.values()) + kernels * constants.kernel_launch_s
+        waits = np.maximum(kernels * constants.host_launch_s - device, 0.0)
+        filling = np.maximum(stage + layers * constants.kernel_launch_s, layers * constants.host_launch_s)
+        host = kernels * constants.kernel_launch_s + waits + constants.batch_overhead_s
         return {
             **{part: batches * seconds for part, seconds in each.items()},
             "gradient": gradient,
-            "bubble": share * (c["pipeline"] - 1) / c["virtual"] * (stage + kernels * launch),
-            "optimizer": moved / self.machine.hbm_bytes_per_s,
-            "host": batches * (kernels + HEAD_KERNELS) * launch + self.calibration.step_overhead_s,
+            "bubble": share * (c["pipeline"] - 1) / c["virtual"] * filling,
+            "optimizer": constants.optimizer_passes * moved / self.machine.hbm_bytes_per_s,
+            "host": batches * host + constants.step_overhead_s,
         }
 
     def estimates(self, rows: PlanColumns, plans: list[Plan]) -> list[Estimate]:

@@ -126,6 +126,7 @@ class _Builder:
         self.dcn_rate = slice_.chip.device_nic_bytes_per_s * (calibration.dcn_fraction if calibration else 1.0)
         self.hop_latency = calibration.hop_latency_s if calibration else 0.0
         self.dcn_latency = calibration.dcn_latency_s if calibration else 0.0
+        self.starts = (calibration.ici_start_s, calibration.dcn_start_s) if calibration else (0.0, 0.0)
 
     def divide(self, axes: Sequence[str], ways: np.ndarray) -> None:
         """Let the inner parts of some axes be their nearest `ways` ranks [meshes], those of the first axis first."""
@@ -145,6 +146,8 @@ class _Builder:
             dcn_bytes_per_s=self.dcn_rate,
             hop_latency_s=self.hop_latency,
             dcn_latency_s=self.dcn_latency,
+            ici_start_s=self.starts[0],
+            dcn_start_s=self.starts[1],
             switched=any(axis.fabric == "switch" for axis in self.slice.axes),
         )
 

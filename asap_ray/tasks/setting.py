@@ -59,7 +59,7 @@ def load(config: Config) -> Setting:
         )
         _check_precision(problem)
         _check_batch(config, problem)
-        tiers.append(Roofline(problem=problem, calibration=calibration_of(slice_.chip, calibrations)))
+        tiers.append(Roofline(problem=problem, calibration=calibration_of(slice_.chip, stack.name, calibrations)))
         narrowings = fixed(problem, config.space.fix) + forbidden(problem, config.space.forbid)
         spaces.append(Space(problem=problem, narrowings=narrowings))
     return Setting(workload=workload, tiers=tuple(tiers), spaces=tuple(spaces))

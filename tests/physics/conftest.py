@@ -11,7 +11,7 @@ import pytest
 from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.chip import Chip, chip_from_mapping
 from asap_ray.hardware import parse_slice
-from asap_ray.physics.calibration import Calibration, calibrations_from_mappings
+from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import Plan
@@ -24,7 +24,6 @@ from asap_ray.workload import Workload
 
 CHIPS: dict[str, Chip] = {name: chip_from_mapping(given) for name, given in load_group("hardware").items()}
 STACKS: dict[str, Stack] = {name: stack_from_mapping(given) for name, given in load_group("stack").items()}
-CALIBRATIONS: dict[str, Calibration] = calibrations_from_mappings(load_group("calibration"))
 PERFECT = Calibration(
     matmul_fraction=1.0,
     contraction_ramp=0.0,
@@ -36,7 +35,21 @@ PERFECT = Calibration(
     hop_latency_s=0.0,
     dcn_latency_s=0.0,
     kernel_launch_s=0.0,
+    ici_start_s=0.0,
+    dcn_start_s=0.0,
+    narrow_fraction=1.0,
+    host_launch_s=0.0,
+    batch_overhead_s=0.0,
     step_overhead_s=0.0,
+    elementwise_passes=1.0,
+    optimizer_passes=1.0,
+    overlap_fsdp=0.0,
+    overlap_gradient=0.0,
+    overlap_tensor=0.0,
+    overlap_context=0.0,
+    overlap_expert=0.0,
+    overlap_pipeline=0.0,
+    overlap_offload=0.0,
     workspace_bytes=0.0,
     fragmentation=0.0,
     interval_low=1.0,
@@ -44,6 +57,55 @@ PERFECT = Calibration(
     interval_rows=0.0,
 )
 """A device that reaches its datasheet, so that figures can be checked by hand."""
+USUAL: dict[str, Calibration] = {
+    "gpu": replace(
+        PERFECT,
+        matmul_fraction=0.78,
+        contraction_ramp=96.0,
+        attention_fraction=0.55,
+        hbm_fraction=0.85,
+        ici_fraction=0.8,
+        dcn_fraction=0.8,
+        pcie_fraction=0.7,
+        hop_latency_s=3e-06,
+        dcn_latency_s=1.5e-05,
+        kernel_launch_s=4e-06,
+        step_overhead_s=0.01,
+        workspace_bytes=2000000000.0,
+        fragmentation=0.08,
+        interval_low=0.91,
+        interval_high=1.48,
+        overlap_gradient=0.8,
+        overlap_tensor=0.2,
+        overlap_context=0.7,
+        overlap_pipeline=0.5,
+    ),
+    "tpu": replace(
+        PERFECT,
+        matmul_fraction=0.9,
+        contraction_ramp=32.0,
+        attention_fraction=0.55,
+        hbm_fraction=0.85,
+        ici_fraction=0.6,
+        dcn_fraction=0.33,
+        pcie_fraction=0.7,
+        hop_latency_s=1e-06,
+        dcn_latency_s=3e-05,
+        kernel_launch_s=1e-06,
+        step_overhead_s=0.005,
+        workspace_bytes=300000000.0,
+        fragmentation=0.02,
+        interval_low=0.82,
+        interval_high=1.27,
+        overlap_fsdp=0.9,
+        overlap_gradient=0.8,
+        overlap_tensor=0.4,
+        overlap_context=0.7,
+        overlap_pipeline=0.8,
+        overlap_offload=0.9,
+    ),
+}
+"""Plausible constants of each class that no calibration changes, with the overlaps of Megatron and of MaxText."""
 
 
 @lru_cache(maxsize=64)
@@ -79,7 +141,7 @@ def physics() -> Physics:
 class Physics:
     """What the tests need, in one place (a conftest cannot be imported under importlib)."""
 
-    chips, stacks, calibrations, perfect = CHIPS, STACKS, CALIBRATIONS, PERFECT
+    chips, stacks, calibrations, perfect = CHIPS, STACKS, USUAL, PERFECT
     architecture: Callable[[str], Architecture] = staticmethod(architecture)
     problem = staticmethod(make_problem)
     estimates = staticmethod(estimates)

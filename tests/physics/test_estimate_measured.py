@@ -68,7 +68,7 @@ def runs() -> list[Run]:
     mapped = [mapper.map(row) for path in sorted(TABLES.glob("*.parquet")) for row in read_table(path)]
     found = []
     for problem, rows in by_problem(row for row in mapped if isinstance(row, MeasuredRow)):
-        pricer = Pricer(problem, calibration_of(problem.slice.chip, calibrations))
+        pricer = Pricer(problem, calibration_of(problem.slice.chip, problem.stack.name, calibrations))
         plans = [row.plan for row in rows]
         estimates = pricer.estimates(Space(problem=problem).columns(plans), plans)
         found += [Run(row, estimate) for row, estimate in zip(rows, estimates, strict=True)]
@@ -154,7 +154,7 @@ def test_what_ran_is_a_legal_plan(runs: list[Run]) -> None:
 @pytest.mark.parametrize("name", CALIBRATIONS)
 def test_every_constant_has_a_source_or_is_assumed(name: str) -> None:
     given = CALIBRATIONS[name]
-    figures = {key for key in given if key not in ("sources", "base")}
+    figures = {key for key in given if key not in ("sources", "base", "stack")}
     assert figures == set(given["sources"])
     for key, text in given["sources"].items():
         assert len(text.split()) >= 4, key  # a source or a reason, not a mark alone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -17,11 +16,6 @@ from asap_ray.plan import Plan
 from tests.units import lone_unit
 
 A100_NVLINK, H100_NVLINK, V5E_LINK = 300e9, 450e9, 50e9
-
-
-def alone(problem):
-    """The same problem for a trainer that hides nothing."""
-    return replace(problem, stack=replace(problem.stack, overlap={}))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +34,7 @@ def alone(problem):
     ],
 )
 def test_tensor_traffic_of_megatron(physics, knobs, passes):
-    problem = alone(physics.problem("gpt_22b", "a100x8", "megatron", 4, 2048))
+    problem = physics.problem("gpt_22b", "a100x8", "megatron", 4, 2048)
     estimate = physics.estimate(problem, f"tensor=8 micro_batch=2 accumulation=2 {knobs}")
     array = 2048 * 2 * 6144 * 2  # s b h numbers of two bytes
     edges = 10 if "parallel=true" in knobs else 8  # embedding and head: one block for each micro-batch
@@ -52,7 +46,7 @@ def test_tensor_traffic_of_megatron(physics, knobs, passes):
 def test_tensor_traffic_where_only_what_is_needed_runs_again(physics, remat, passes):
     # JAX drops the last matmul of a layer from a recomputation, and with it the scatter of its output; the gathers of
     # a recomputation are those that the weight gradients need anyway.
-    problem = alone(physics.problem("llama2_7b", "v5e-16", "maxtext", 16, 2048))
+    problem = physics.problem("llama2_7b", "v5e-16", "maxtext", 16, 2048)
     line = f"fsdp=4@4.1 tensor=4@1.4 micro_batch=2 accumulation=2 sequence_parallel=true remat={remat}"
     estimate = physics.estimate(problem, line)
     array = 2 * 2048 * 4096 * 2
@@ -61,7 +55,7 @@ def test_tensor_traffic_where_only_what_is_needed_runs_again(physics, remat, pas
 
 
 def test_context_gathers_keys_twice_and_scatters_their_gradients(physics):
-    problem = alone(physics.problem("llama3_8b", "h100x8", "torchtitan", 4, 8192))
+    problem = physics.problem("llama3_8b", "h100x8", "torchtitan", 4, 8192)
     none, full = (
         physics.estimate(problem, f"context=8 micro_batch=1 accumulation=4 remat={remat}") for remat in ("none", "full")
     )
@@ -73,7 +67,7 @@ def test_context_gathers_keys_twice_and_scatters_their_gradients(physics):
 
 @pytest.mark.parametrize(("remat", "exchanges"), [("none", 4), ("full", 6)])
 def test_experts_exchange_each_token_topk_times_there_and_back(physics, remat, exchanges):
-    problem = alone(physics.problem("mixtral8x7b", "h100x8", "torchtitan", 8, 4096))
+    problem = physics.problem("mixtral8x7b", "h100x8", "torchtitan", 8, 4096)
     estimate = physics.estimate(problem, f"fsdp=8 expert=8 micro_batch=1 accumulation=1 remat={remat}")
     payload = 4096 * 2 * 4096 * 2  # tokens x topk x d_model x bytes
     assert estimate.time_parts["expert"] == pytest.approx(32 * exchanges * 7 / 8 * payload / H100_NVLINK, rel=1e-12)
@@ -81,7 +75,7 @@ def test_experts_exchange_each_token_topk_times_there_and_back(physics, remat, e
 
 def test_experts_split_by_tensor_gather_every_copy_of_a_token(physics):
     # The exchange moves each rank's part of the sequence; then all copies must meet before a split expert.
-    problem = alone(physics.problem("mixtral8x7b", "h100x8", "torchtitan", 8, 4096))
+    problem = physics.problem("mixtral8x7b", "h100x8", "torchtitan", 8, 4096)
     apart, within = (
         physics.estimate(problem, f"{mesh} tensor=4 micro_batch=4 accumulation=1 sequence_parallel=true remat=none")
         for mesh in ("fsdp=2 expert=2", "fsdp=2")

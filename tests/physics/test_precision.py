@@ -22,10 +22,9 @@ LINE = "fsdp=2 tensor=4 micro_batch=1 accumulation=4 sequence_parallel=true rema
 
 
 def ours(physics, slice_: str, precision: str = "bf16", numerics: tuple[str, ...] = ()) -> Problem:
-    """Llama 2 7B for a trainer that hides nothing."""
+    """Llama 2 7B in a format."""
     problem = physics.problem("llama2_7b", slice_, "ours", 8, 2048)
-    stack, workload = replace(problem.stack, overlap={}), replace(problem.workload, precision=precision)
-    return replace(problem, stack=stack, workload=workload, numerics=numerics)
+    return replace(problem, workload=replace(problem.workload, precision=precision), numerics=numerics)
 
 
 def units(precision: str) -> Units:

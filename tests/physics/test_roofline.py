@@ -202,7 +202,6 @@ def test_gradients_of_replicas_move_twice_their_bytes(physics):
     # 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009), once a step whatever the accumulation; ZeRO-1 moves as much
     # where weights are as wide as gradients.
     problem = physics.problem("llama2_7b", "h100x64", "maxtext", 128, 2048)
-    problem = replace(problem, stack=replace(problem.stack, overlap={}))
     lines = ("accumulation=2 zero=0", "accumulation=2 zero=1", "accumulation=1 zero=0")
     plain, zero, once = physics.estimates(
         problem,
@@ -224,10 +223,8 @@ def test_a_head_that_gets_faster_never_slows_the_step(physics):
     # Traffic hides under the last stage's head too, but a bubble is a stage without it.
     problem = physics.problem("gpt_530b", "a100x280", "megatron", 280, 2048)
     line = "pipeline=1x35 tensor=8 schedule=1f1b micro_batch=1 accumulation=280 sequence_parallel=true remat=full"
-    slow = {**problem.stack.overlap, "tensor": 1.0}
-    problem = replace(problem, stack=replace(problem.stack, overlap=slow))
     steps = [
-        physics.estimate(problem, line, hbm_fraction=fraction, ici_fraction=0.01).step_time_s
+        physics.estimate(problem, line, hbm_fraction=fraction, ici_fraction=0.01, overlap_tensor=1.0).step_time_s
         for fraction in (0.1, 0.2, 0.5, 1.0)
     ]
     assert steps == sorted(steps, reverse=True)
@@ -235,7 +232,6 @@ def test_a_head_that_gets_faster_never_slows_the_step(physics):
 
 def test_offloaded_tensors_cross_pcie_both_ways(physics):
     problem = physics.problem("llama2_7b", "v5p-8", "maxtext", 16, 2048)
-    problem = replace(problem, stack=replace(problem.stack, overlap={}))
     line = "fsdp=4@2.2.1 micro_batch=1 accumulation=4 remat=qkv_proj_offloaded"
     parts = physics.estimate(problem, line).time_parts
     qkv = 32 * 2048 * 3 * 4096 * 2
@@ -277,7 +273,6 @@ def test_an_expert_group_takes_the_nearest_ranks_of_what_it_subdivides(physics):
 def test_the_slowest_boundary_sets_the_pace_of_a_pipeline(physics):
     # Eight stages over two nodes: each hands on either inside its node or across, never both.
     problem = physics.problem("llama2_7b", "h100:2x4", "torchtitan", 16, 2048)
-    problem = replace(problem, stack=replace(problem.stack, overlap={}))
     line = "pipeline=4x2 schedule=1f1b micro_batch=1 accumulation=16 remat=full"
     parts = physics.estimate(problem, line).time_parts
     assert parts["pipeline"] == pytest.approx(16 * 2 * 2048 * 4096 * 2 / 50e9, rel=1e-12)

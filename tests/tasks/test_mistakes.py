@@ -122,7 +122,8 @@ def test_a_config_json_that_cannot_be_used_ends_in_one_line(
 
 def fits(model: str, slice_: str, stack: str, batch: int, seq_len: int) -> bool:
     problem = make_problem(slice_, stack, model, batch=batch, seq_len=seq_len)
-    calibration = calibration_of(problem.slice.chip, calibrations_from_mappings(load_group("calibration")))
+    calibrations = calibrations_from_mappings(load_group("calibration"))
+    calibration = calibration_of(problem.slice.chip, problem.stack.name, calibrations)
     tier = Roofline(problem=problem, calibration=calibration)
     return bool(tier.sweep(Space(problem=problem), top=1).ranked)
 
