@@ -1,13 +1,15 @@
 """What a chip, its links and a trainer achieve: named, bounded constants that estimates use and floors never do.
 
 A class file (`gpu`, `tpu`) states every constant; a file with a `base` changes a few for one chip, a file with a
-`stack` those that a trainer decides, on any chip.
+`stack` those that a trainer decides, on any chip. What stands in a file itself has a source or is assumed; what
+`task=calibrate` fitted to measured runs stands under `fitted`, each as its value and its standard error, with the
+`rows` of each source that it rests on, and goes before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -80,6 +82,7 @@ class Calibration:
 CONSTANTS = {entry.name: entry.metadata for entry in fields(Calibration) if entry.name != "sources"}
 """Owner and bounds of each constant."""
 _PARTIAL = ("base", "stack")
+_FITTED = ("fitted", "rows")
 
 
 class Calibrations(dict[str, Calibration]):
@@ -96,9 +99,9 @@ def calibration_from_mapping(name: str, given: Mapping[str, object]) -> Calibrat
     """
     names = [*CONSTANTS, "sources"]
     for key in given:
-        if key not in names:
+        if key not in (*names, *_FITTED):
             raise ConfigError(f"calibration.{name}.{key}", given[key], f"allowed: {', '.join(names)}", names)
-    numbers = {key: _number(name, key, given.get(key)) for key in CONSTANTS}
+    numbers = {key: _number(name, key, given.get(key)) for key in CONSTANTS} | _fitted(name, given, CONSTANTS)
     if not numbers["interval_low"] <= numbers["interval_high"]:
         raise ConfigError(f"calibration.{name}.interval_low", numbers["interval_low"], "allowed: up to interval_high")
     return Calibration(**numbers, sources=_sources(name, given))
@@ -108,22 +111,36 @@ def calibrations_from_mappings(given: Mapping[str, Mapping[str, object]]) -> Cal
     """All of `conf/calibration/` by name; a file with a `base` changes a few constants, and their sources, of another.
 
     Raises:
-        ConfigError: as `calibration_from_mapping`, or a `base` is not a whole calibration.
+        ConfigError: as `calibration_from_mapping`, or bases do not lead to a whole calibration.
     """
-    whole = [name for name, mapping in given.items() if not any(key in mapping for key in _PARTIAL)]
-    found, stacks = Calibrations(), {}
+    found = Calibrations()
+    found.stacks = {}
     for name, mapping in given.items():
         if "stack" in mapping:
-            stacks[str(mapping["stack"])] = _stack_constants(name, mapping)
-            continue
-        base = mapping.get("base", name)
-        if base not in whole:
-            raise ConfigError(f"calibration.{name}.base", base, f"allowed: {', '.join(whole)}", whole)
-        merged = {**given[str(base)], **{key: value for key, value in mapping.items() if key != "base"}}
-        merged["sources"] = {**_sources(str(base), given[str(base)]), **_sources(name, mapping)}
-        found[name] = calibration_from_mapping(name, merged)
-    found.stacks = stacks
+            found.stacks[str(mapping["stack"])] = _stack_constants(name, mapping)
+        else:
+            found[name] = calibration_from_mapping(name, _whole(name, given))
     return found
+
+
+def _whole(name: str, given: Mapping[str, Mapping[str, object]], seen: tuple[str, ...] = ()) -> dict[str, object]:
+    """A file with what it changes laid over its base."""
+    own = dict(given[name])
+    if "base" not in own:
+        return own
+    base, known = own.pop("base"), [other for other in given if other not in (*seen, name)]
+    if base not in known or "stack" in given[str(base)]:
+        raise ConfigError(f"calibration.{name}.base", base, f"allowed: {', '.join(known)}", known)
+    under = _whole(str(base), given, (*seen, name))
+    # A figure of the file's own goes before one that was fitted to its base.
+    kept = {key: pair for key, pair in _mapping(under, "fitted").items() if key not in own}
+    whole = {**under, **own, "fitted": {**kept, **_mapping(own, "fitted")}}
+    return {**whole, "sources": {**_sources(name, under), **_sources(name, own)}}
+
+
+def _mapping(given: Mapping[str, object], key: str) -> Mapping[str, object]:
+    found = given.get(key, {})
+    return found if isinstance(found, Mapping) else {key: found}
 
 
 def calibration_of(chip: Chip, stack: str, calibrations: Calibrations) -> Calibration:
@@ -136,9 +153,24 @@ def _stack_constants(name: str, given: Mapping[str, object]) -> Mapping[str, flo
     own = [key for key, about in CONSTANTS.items() if about["owner"] == "stack"]
     _sources(name, given)
     for key in given:
-        if key not in (*own, "stack", "sources"):
+        if key not in (*own, *_FITTED, "stack", "sources"):
             raise ConfigError(f"calibration.{name}.{key}", given[key], f"allowed: {', '.join(own)}", own)
-    return {key: _number(name, key, value) for key, value in given.items() if key in own}
+    assumed = {key: _number(name, key, value) for key, value in given.items() if key in own}
+    return assumed | _fitted(name, given, own)
+
+
+def _fitted(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> dict[str, float]:
+    fitted, names = given.get("fitted", {}), list(allowed)
+    if not isinstance(fitted, Mapping):
+        raise ConfigError(f"calibration.{name}.fitted", fitted, "allowed: a mapping of constants to [value, error]")
+    found = {}
+    for key, pair in fitted.items():
+        if key not in names:
+            raise ConfigError(f"calibration.{name}.fitted", key, f"allowed: {', '.join(names)}", names)
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise ConfigError(f"calibration.{name}.fitted.{key}", pair, "allowed: [value, standard error]")
+        found[str(key)] = _number(name, str(key), pair[0])
+    return found
 
 
 def _sources(name: str, given: Mapping[str, object]) -> dict[str, str]:
