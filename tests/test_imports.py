@@ -32,7 +32,7 @@ CHAIN = {
         "stack",
     ),
     "space": ("space", "meshes", "narrowing", "duplicates"),
-    "physics": ("physics", "diagnosis"),
+    "physics": ("physics", "diagnosis", "certificate"),
     "readers": ("compiler", "trainer", "profile"),
     "tiers": ("tiers",),
     "executor": ("executor",),

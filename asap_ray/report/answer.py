@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+    from asap_ray.certificate import Certificate
     from asap_ray.diagnosis import Diagnosis
     from asap_ray.hardware import Slice
     from asap_ray.physics.estimate import Estimate
@@ -30,7 +31,8 @@ class SliceAnswer:
     plan fits.
 
     `sample` holds columns of up to a few thousand plans for the map of the space: step_time_s, floor_s, hbm_bytes,
-    fits, remat, micro_batch and the six mesh axes, each of shape [plans].
+    fits, remat, micro_batch and the six mesh axes, each of shape [plans]. `certificate` bounds how much faster than the
+    best another plan can be.
     """
 
     slice: Slice
@@ -43,6 +45,7 @@ class SliceAnswer:
     diagnosis: Diagnosis | None = None
     too_big: tuple[Estimate, ...] = ()
     sample: Mapping[str, np.ndarray] = field(default_factory=dict)
+    certificate: Certificate | None = None
 
     @property
     def best(self) -> Estimate | None:

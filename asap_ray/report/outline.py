@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.report.certified import certificate_facts
 from asap_ray.report.summary import hardware_ranking
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def outline(answer: Answer) -> Iterator[Block]:
         yield why(winner)
     if len(winner.ranked) > 1:
         yield runners_up(winner)
+    if facts := certificate_facts(winner):
+        yield Block(title="How much better another plan could be", facts=tuple(facts))
     if winner.too_big:
         yield too_big(winner)
     for other in answer.by_step_time[1:]:

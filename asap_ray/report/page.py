@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
 from asap_ray.report.bars import shown_parts
+from asap_ray.report.certified import certificate_facts, tighten_rows
 from asap_ray.report.charts import PICTURES, charts
 from asap_ray.report.leaderboard import plan_id
 from asap_ray.report.outline import Grid, ranking
@@ -59,6 +60,8 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
         "cards": cards(one) if one.best else [],
         "line": one.best.plan.line if one.best else None,
         "why": why(one, answer.baseline if one is answer.winner else None),
+        "certificate": certificate_facts(one),
+        "tighten": tighten(one),
         "space": sentences.space_line(one),
         "removed": removed(one),
         "leaders": leaders(one),
@@ -101,6 +104,13 @@ def why(answer: SliceAnswer, baseline: Estimate | None) -> list[tuple[str, list[
         found.append(("Next wall", [sentences.wall_line(diagnosis)]))
         found.append(("Why the mesh is not the problem", [diagnosis.abstains] if diagnosis.abstains else []))
     return [(title, lines) for title, lines in found if lines]
+
+
+def tighten(answer: SliceAnswer) -> Grid:
+    """The plans whose trials would tighten the certificate most."""
+    header = ("tightens", "step", "floor", "lower end", "then at most", "plan")
+    rows = tuple(tighten_rows(answer.certificate)) if answer.certificate else ()
+    return Grid(header=header, rows=rows, words=("tightens", "plan"))
 
 
 def removed(answer: SliceAnswer) -> list[tuple[str, str, str]]:

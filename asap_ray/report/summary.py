@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.report.certified import certificate_fields
 
 if TYPE_CHECKING:
     from asap_ray.physics.estimate import Estimate
 
 
 def summary(answer: Answer) -> dict[str, Any]:
-    """The answer as a JSON object: `best` and `space` are those of the slice with the fastest step.
+    """The answer as a JSON object: `best`, `certificate` and `space` are those of the slice with the fastest step.
 
     With more than one slice, `hardware_ranking` lists them all, fastest first.
     """
@@ -32,6 +33,7 @@ def summary(answer: Answer) -> dict[str, Any]:
         "stack": answer.stack,
         "seed": answer.seed,
         "best": estimate_fields(winner.best),
+        "certificate": certificate_fields(winner.certificate),
         "baseline": estimate_fields(answer.baseline),
         "space": space_fields(winner),
         "trials": dict(answer.trials),
@@ -101,6 +103,7 @@ def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
             "chips": each.slice.chips,
             "devices": each.slice.devices,
             "best": estimate_fields(each.best),
+            "certificate": certificate_fields(each.certificate),
             "tokens_per_s": throughput[i],
             "tokens_per_s_per_chip": each.best.tokens_per_s / each.slice.chips if each.best else None,
             "usd_per_million_tokens": cost[i],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asap_ray.architecture import ATTENTION_KINDS, architecture_from_mapping
+from asap_ray.certificate import Bound, Certificate, Trial
 from asap_ray.chip import chip_from_mapping
 from asap_ray.config import Config
 from asap_ray.diagnosis import Diagnosis
@@ -71,6 +72,11 @@ def swept(ledger: Ledger, found: SliceAnswer) -> None:
     ledger.append("swept", fields)
 
 
+def certified(ledger: Ledger, where: str, certificate: Certificate) -> None:
+    """How much faster than the best another plan on a slice can be."""
+    ledger.append("certificate", {"slice": where, "certificate": asdict(certificate)})
+
+
 def answered(ledger: Ledger, answer: Answer) -> None:
     """The run has its answer."""
     best = answer.winner.best
@@ -91,20 +97,21 @@ def answer_of(events: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
         raise ValueError("the last run of this ledger has no answer")
     start, run = events[first], events[first:]
     baseline = next((event["estimate"] for event in run if event["kind"] == "baseline"), None)
+    certificates = {event["slice"]: event["certificate"] for event in run if event["kind"] == "certificate"}
     job = {**start["workload"], "architecture": architecture_from_mapping(start["workload"]["architecture"])}
     kept = ("wall_s", "stop_reason", "trials", "resumed", "agents", "llm")
     return Answer(
         **{name: start[name] for name in ("task", "model", "stack", "seed", "command", "versions")},
         **{name: last[name] for name in kept},
         workload=Workload(**job),
-        slices=tuple(_slice_answer(event) for event in run if event["kind"] == "swept"),
+        slices=tuple(_slice_answer(event, certificates) for event in run if event["kind"] == "swept"),
         baseline=_read_estimate(baseline) if baseline else None,
         run_dir=run_dir,
     )
 
 
-def _slice_answer(event: Mapping[str, Any]) -> SliceAnswer:
-    found = event["diagnosis"]
+def _slice_answer(event: Mapping[str, Any], certificates: Mapping[str, Any]) -> SliceAnswer:
+    found, bounds = event["diagnosis"], certificates.get(event["slice"])
     return SliceAnswer(
         slice=_slice(event),
         total=event["total"],
@@ -115,6 +122,7 @@ def _slice_answer(event: Mapping[str, Any]) -> SliceAnswer:
         reasons=tuple(event["reasons"]),
         diagnosis=Diagnosis(**{**found, "evidence": tuple(found["evidence"])}) if found else None,
         too_big=tuple(map(_read_estimate, event["too_big"])),
+        certificate=_read_certificate(bounds) if bounds else None,
     )
 
 
@@ -129,7 +137,18 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
 
 def _read_estimate(fields: Mapping[str, Any]) -> Estimate:
     given = {name: value for name, value in fields.items() if name != "line"}
-    plan = given["plan"]
-    layout = tuple(map(tuple, plan["layout"]))
-    plan = Plan(**{**plan, "ici": six(plan["ici"]), "dcn": six(plan["dcn"]), "layout": layout})
-    return Estimate(**{**given, "plan": plan, "interval_s": tuple(given["interval_s"])})
+    return Estimate(**{**given, "plan": _read_plan(given["plan"]), "interval_s": tuple(given["interval_s"])})
+
+
+def _read_certificate(fields: Mapping[str, Any]) -> Certificate:
+    return Certificate(**{**fields, "hard": _read_bound(fields["hard"]), "credible": _read_bound(fields["credible"])})
+
+
+def _read_bound(fields: Mapping[str, Any]) -> Bound:
+    trials = (Trial(**{**each, "plan": _read_plan(each["plan"])}) for each in fields["tighten"])
+    return Bound(**{**fields, "tighten": tuple(trials)})
+
+
+def _read_plan(fields: Mapping[str, Any]) -> Plan:
+    layout = tuple(map(tuple, fields["layout"]))
+    return Plan(**{**fields, "ici": six(fields["ici"]), "dcn": six(fields["dcn"]), "layout": layout})

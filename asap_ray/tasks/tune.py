@@ -77,6 +77,8 @@ def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: 
         raise
     for found in slices:
         record.swept(ledger, found)
+        if found.certificate is not None:
+            record.certified(ledger, found.slice.name, found.certificate)
     return slices
 
 
@@ -131,6 +133,7 @@ def slice_answer(tier: Roofline, sweep: Sweep) -> SliceAnswer:
         diagnosis=diagnose(best) if best else None,
         too_big=sweep.too_big,
         sample=sweep.sample,
+        certificate=sweep.certificate,
     )
 
 

@@ -20,22 +20,26 @@ class Best:
     def __init__(self, count: int) -> None:
         """Keep `count` plans."""
         self.count = count
-        self.found: list[tuple[float, Plan]] = []
+        self.found: list[tuple[float, float, Plan]] = []
 
-    def offer(self, space: Space, rows: PlanColumns, scores: np.ndarray) -> None:
-        """Look at rows with their scores [plans]; an infinite score is never kept."""
-        worst = self.found[-1][0] if len(self.found) == self.count else np.inf
-        better = np.flatnonzero(scores < worst)
+    def offer(self, space: Space, rows: PlanColumns, scores: np.ndarray, ties: np.ndarray | None = None) -> None:
+        """Look at rows with their scores [plans]; an infinite score is never kept.
+
+        Of equal scores the one with the smaller figure in `ties` [plans], if given, comes first.
+        """
+        worst, tie = self.found[-1][:2] if len(self.found) == self.count else (np.inf, -np.inf)
+        ties = np.zeros(len(scores)) if ties is None else ties
+        better = np.flatnonzero((scores < worst) | ((scores == worst) & (ties < tie)))
         if not len(better):
             return
-        first = better[np.argsort(scores[better], kind="stable")[: self.count]]
-        self.found += [(float(scores[i]), space.plan(rows, int(i))) for i in first]
-        self.found = sorted(self.found, key=lambda pair: pair[0])[: self.count]
+        first = better[np.lexsort((ties[better], scores[better]))[: self.count]]
+        self.found += [(float(scores[i]), float(ties[i]), space.plan(rows, int(i))) for i in first]
+        self.found = sorted(self.found, key=lambda each: each[:2])[: self.count]
 
     @property
     def plans(self) -> list[Plan]:
         """The plans kept, best first."""
-        return [plan for _, plan in self.found]
+        return [plan for *_, plan in self.found]
 
 
 class Front:

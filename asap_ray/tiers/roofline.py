@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asap_ray.certificate import Certificate
 from asap_ray.errors import ConfigError
 from asap_ray.meshes import laid_out
 from asap_ray.physics.calibration import Calibration
@@ -22,6 +23,7 @@ from asap_ray.rules import broken
 from asap_ray.space import PlanColumns, Space
 from asap_ray.tiers.keepers import SAMPLE, Best, Front, Sampler, joined
 from asap_ray.tiers.protocol import Job
+from asap_ray.tiers.untried import Untried
 
 Progress = Callable[[float], None]
 """Is told the share of the work that is done, from 0 to 1."""
@@ -35,7 +37,8 @@ class Sweep:
 
     `removed` counts plans by the rule that took them, "memory" among them. `ranked` are the fastest that fit; `too_big`
     those that do not fit but would be faster, nearest miss first (or the fastest of all that do not fit); `leanest` is
-    the plan that needs the least memory. `sample` holds columns of an even spread of plans.
+    the plan that needs the least memory. `sample` holds columns of an even spread of plans. `certificate` bounds how
+    much faster than the best another plan that fits can be, None where none fits.
     """
 
     total: int
@@ -46,6 +49,7 @@ class Sweep:
     too_big: tuple[Estimate, ...]
     leanest: Estimate | None
     sample: dict[str, np.ndarray]
+    certificate: Certificate | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +116,7 @@ class Roofline:
         pricer, removed = Pricer(self.problem, self.calibration), Counter[str]()
         limit = self.problem.hbm_limit_bytes
         fits, fast, lean, front = Best(top), Best(too_big), Best(1), Front()
-        spread, legal, fitting = (Sampler(SAMPLE // 2), Sampler(SAMPLE // 2)), 0, 0
+        spread, untried, legal, fitting = (Sampler(SAMPLE // 2), Sampler(SAMPLE // 2)), Untried(), 0, 0
         for rows in space.chunks(removed):
             prices = pricer.price(rows)
             inside = prices.hbm_bytes <= limit
@@ -122,6 +126,8 @@ class Roofline:
             front.offer(space, rows, prices.hbm_bytes, prices.step_time_s, ~inside)
             lean.offer(space, rows, prices.hbm_bytes)
             floor = pricer.floor(rows)
+            steps, floors = prices.step_time_s[inside], floor[inside]
+            untried.offer(space, rows.take(inside), steps, floors, pricer.interval(steps, floors)[0])
             for sampler, mask in zip(spread, (inside, ~inside), strict=True):
                 sampler.offer(rows, prices, floor, inside, mask)
             if progress:
@@ -142,4 +148,5 @@ class Roofline:
             too_big=tuple(missed),
             leanest=leanest[0] if leanest else None,
             sample=joined([sampler.columns(self.problem) for sampler in spread]),
+            certificate=untried.certificate(ranked[:1], self.estimates),
         )

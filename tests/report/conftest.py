@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from asap_ray.architecture import Architecture
+from asap_ray.certificate import Bound, Certificate, Trial
 from asap_ray.chip import Chip
 from asap_ray.diagnosis import Diagnosis
 from asap_ray.hardware import Slice
@@ -122,6 +123,22 @@ def make_sample(n: int = 400) -> dict[str, np.ndarray]:
     }
 
 
+def make_certificate(best_step_s: float = 100.0, **changes: Any) -> Certificate:
+    """Around a best plan of 100 s: seven others share a floor of 80 s, and the lowest interval begins at 82 s."""
+    lines = zip(LINES[1:4], (102.5, 104.0, 111.0), (0.214, 0.205, 0.1), strict=True)
+    trials = tuple(
+        Trial(plan=Plan.parse(line), step_time_s=step, floor_s=80.0, low_s=0.8 * step, at_most_faster=left)
+        for line, step, left in lines
+    )
+    fastest = max(best_step_s / 80 - 1, 0.0)
+    hard = Bound(bound_s=80.0, at_most_faster=fastest, contenders=90, at_bound=7, tighten=trials)
+    credible = Bound(
+        bound_s=82.0, at_most_faster=max(best_step_s / 82 - 1, 0.0), contenders=40, at_bound=1, tighten=trials
+    )
+    fields = {"best_step_s": best_step_s, "measured": False, "untried": 12_344, "hard": hard, "credible": credible}
+    return Certificate(**{**fields, **changes})
+
+
 def make_slice_answer(where: Any = None, scale: float = 1.0, **changes: Any) -> SliceAnswer:
     where = where or make_slice()
     step_times_s = (100.0, 102.5, 104.0, 111.0, 130.0)
@@ -146,6 +163,7 @@ def make_slice_answer(where: Any = None, scale: float = 1.0, **changes: Any) -> 
         ),
         "too_big": (make_estimate(LINES[0].replace("full", "none"), 80.0 * scale, hbm_bytes=140e9),),
         "sample": make_sample(),
+        "certificate": make_certificate(scale * step_times_s[0]) if changes.get("ranked", True) else None,
     }
     return SliceAnswer(**{**fields, **changes})
 
@@ -173,5 +191,6 @@ def factory() -> Any:
         "slice_answer": make_slice_answer,
         "slice": make_slice,
         "estimate": make_estimate,
+        "certificate": make_certificate,
     }
     return SimpleNamespace(**makers, lines=LINES)

@@ -71,6 +71,8 @@ def test_page_holds_the_figures_of_the_answer(factory: Any, drawn: str) -> None:
     for text in ("61.2%", "41.9k", "$1.78", "1.25x", "1,234,567 plans", "heads_divide", "333,333", "51.0 GB"):
         assert text in words
     assert "Reason number 5" in words
+    assert "no other legal plan that fits can be more than 25.0% faster" in words
+    assert "credible 102 s 80.0 s 82.0 s 21.4%" in words
     assert "bound by compute, 20.0% of the step lies above its floor" in words
     assert "71.0% of the traffic is assumed to hide under compute" in words
     assert "No trial stands behind these figures" in words

@@ -11,7 +11,7 @@ from asap_ray.report.summary import finite, places, summary, summary_text
 
 KEYS = {
     "task", "model", "hardware", "stack", "seed", "best", "baseline", "space", "trials", "resumed", "stop_reason",
-    "agents", "llm", "wall_s", "versions",
+    "agents", "llm", "wall_s", "versions", "certificate",
 }  # fmt: skip
 BEST_KEYS = {
     "plan", "line", "step_time_s", "interval_s", "floor_s", "serial_s", "mfu", "tokens_per_s", "hbm_bytes", "source",

@@ -25,11 +25,12 @@ TINY = ("+model=tiny", "hardware=v5e-4", "run_dir=run")
 # DESIGN.md: what summary.json and output=json hold.
 KEYS = {
     "task", "model", "hardware", "stack", "seed", "best", "baseline", "space", "trials", "resumed", "stop_reason",
-    "agents", "llm", "wall_s", "versions",
+    "agents", "llm", "wall_s", "versions", "certificate",
 }  # fmt: skip
 BEST_KEYS = {
     "plan", "line", "step_time_s", "interval_s", "floor_s", "serial_s", "mfu", "tokens_per_s", "hbm_bytes", "source",
 }  # fmt: skip
+KINDS = ["start", "swept", "certificate", "answer"]
 FILES = {"summary.json", "leaderboard.csv", "leaderboard.json", "leaderboard.md", "report.html", "events.jsonl"}
 
 
@@ -41,8 +42,9 @@ def answer(ended: Any) -> dict[str, Any]:
 def test_plain_output_says_what_is_best_and_why(command) -> None:
     ended = command(*TINY, "output=plain")
     assert (ended.status, ended.err) == (0, "")
-    for title in ("Space of v5e-4:", "Best plan on v5e-4:", "Why:", "Next:", "No trial stands behind these figures"):
+    for title in ("Space of v5e-4:", "Best plan on v5e-4:", "Why:", "Next:", "How much better another plan could be:"):
         assert title in ended.out
+    assert "No trial stands behind these figures" in ended.out
     assert "\x1b" not in ended.out
     found = json.loads(Path("run/summary.json").read_text())
     assert found["best"]["line"] in ended.out
@@ -80,6 +82,33 @@ def test_every_file_is_there_and_can_be_read(command) -> None:
     assert page.rstrip().endswith("</html>")
 
 
+def test_the_certificate_is_about_the_best_plan(command) -> None:
+    found = answer(command(*TINY, "output=json"))
+    bounds, best = found["certificate"], found["best"]
+    assert bounds["best_step_s"] == best["step_time_s"]
+    assert bounds["measured"] is False
+    assert bounds["untried"] == found["space"]["fitting"] - 1
+    assert (bounds["credible"]["probability"], bounds["credible"]["holds_for"]) == (0.95, "each untried plan by itself")
+    for kind in ("hard", "credible"):
+        faster = 100 * max(best["step_time_s"] / bounds[kind]["bound_s"] - 1, 0)
+        assert bounds[kind]["at_most_faster_percent"] == pytest.approx(faster)
+    assert bounds["hard"]["bound_s"] <= bounds["credible"]["bound_s"]
+    assert {each["bound"] for each in bounds["tighten"]} == {"credible", "hard"}
+    assert best["line"] not in {each["line"] for each in bounds["tighten"]}
+
+
+def test_a_plan_without_rivals_has_nothing_left_to_try(command) -> None:
+    pins = "space.fix={fsdp: 4, micro_batch: 8, remat: full, attention: flash}"
+    ended = command(*TINY, pins, "output=plain")
+    found = json.loads(Path("run/summary.json").read_text())
+    assert found["space"]["fitting"] == 1
+    assert found["certificate"]["hard"] == {
+        "bound_s": None, "at_most_faster_percent": 0.0, "contenders": 0, "at_bound": 0,
+    }  # fmt: skip
+    assert found["certificate"]["tighten"] == []
+    assert "no other legal plan fits: nothing is left to try" in ended.out
+
+
 def test_the_heading_is_printed_before_the_report_is_drawn(command, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     seen: list[str] = []
 
@@ -93,18 +122,20 @@ def test_the_heading_is_printed_before_the_report_is_drawn(command, monkeypatch:
 
 def test_events_tell_the_run(command) -> None:
     found = answer(command(*TINY, "output=json"))
-    start, swept, end = Ledger(Path("run")).events()
-    assert (start["kind"], swept["kind"], end["kind"]) == ("start", "swept", "answer")
+    start, swept, certificate, end = Ledger(Path("run")).events()
+    assert [start["kind"], swept["kind"], certificate["kind"], end["kind"]] == KINDS
     assert (swept["slice"], swept["legal"]) == ("v5e-4", found["space"]["legal"])
     assert swept["removed"] == found["space"]["removed"]
     assert swept["ranked"][0]["step_time_s"] == found["best"]["step_time_s"]
+    assert certificate["slice"] == "v5e-4"
+    assert certificate["certificate"]["hard"]["bound_s"] == found["certificate"]["hard"]["bound_s"]
     assert end["best"] == found["best"]["line"]
 
 
 def test_the_same_command_gives_the_same_answer_and_a_longer_ledger(command) -> None:
     first, second = answer(command(*TINY, "output=json")), answer(command(*TINY, "output=json"))
     assert first | {"wall_s": 0} == second | {"wall_s": 0}
-    assert [event["kind"] for event in Ledger(Path("run")).events()] == ["start", "swept", "answer"] * 2
+    assert [event["kind"] for event in Ledger(Path("run")).events()] == KINDS * 2
 
 
 def test_several_slices_are_priced_in_processes_and_ranked(command, monkeypatch: pytest.MonkeyPatch) -> None:

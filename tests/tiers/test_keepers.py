@@ -34,7 +34,7 @@ def test_best_is_a_stable_sort_of_all(values: list[float], size: int, count: int
         keeper.offer(space(), rows, all_scores[rows])
     order = sorted((i for i, value in enumerate(values) if value < np.inf), key=lambda i: values[i])
     assert keeper.plans == order[:count]
-    assert [score for score, _ in keeper.found] == [values[i] for i in order[:count]]
+    assert [score for score, *_ in keeper.found] == [values[i] for i in order[:count]]
 
 
 @given(st.lists(st.tuples(finite, finite, st.booleans()), max_size=40), chunked)
