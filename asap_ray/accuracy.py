@@ -30,7 +30,8 @@ class ErrorBlock:
 class RankingBlock:
     """How predictions rank the plans of one workload on one slice.
 
-    `regret_top1` and `regret_top3` are the best measured step among the predicted top k, over the best measured, minus 1.
+    `regret_top1` and `regret_top3` are the best measured step among the predicted top k, over the best measured,
+    minus 1.
     """
 
     name: str
@@ -105,10 +106,10 @@ def error_block(name: str, predicted: np.ndarray, measured: np.ndarray, inferred
 
 def ranking_block(name: str, predicted: np.ndarray, measured: np.ndarray) -> RankingBlock:
     """Agreement of two rankings [plans]; tau (b, which counts ties) is None where either ranks nothing (all alike)."""
-    from scipy.stats import kendalltau
+    from scipy import stats
 
     distinct = min(len(np.unique(predicted)), len(np.unique(measured)))
-    tau = float(kendalltau(predicted, measured).statistic) if distinct > 1 else None
+    tau = float(np.asarray(stats.kendalltau(predicted, measured))[0]) if distinct > 1 else None
     # Where several plans share a predicted time, the slower ones come first: no luck is counted as skill.
     order = np.lexsort((-measured, predicted))
     best = float(np.min(measured))

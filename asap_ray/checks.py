@@ -12,26 +12,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from asap_ray.config import Config
+from asap_ray.config import MODEL_FREE, Config
 from asap_ray.errors import ConfigError
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         "tune": "find the plan with the shortest step on each slice, and say why",
         "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
+        "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
     }
 )
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("validate", "calibrate", "compare", "nightly", "export", "show", "launch", "doctor"),
+        "task": ("calibrate", "compare", "nightly", "export", "show", "launch", "doctor"),
         "tiers": ("compile", "run", "command", "replay"),
         "agents": ("playbook", "llm", "policy"),
         "search": ("random", "gp", "cmaes", "nsga2", "qmc", "grid"),
     }
 )
 LATER_KEYS = (
-    *("scenario", "validate.tables", "compare.tables", "compare.seeds"),
+    *("scenario", "compare.tables", "compare.seeds"),
     *("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address"),
 )
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -53,7 +54,10 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "top": (1, 1000),
     }
 )
-TEXTS = ("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision", "hardware.slices")
+TEXTS = (
+    *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
+    *("hardware.slices", "validate.tables"),
+)
 MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"
 
@@ -115,6 +119,8 @@ def check_texts(config: Config) -> None:
 
 def check_model(config: Config) -> None:
     """A model is named or read from a file, not both."""
+    if config.task in MODEL_FREE:
+        return
     if not config.model:
         raise ConfigError("+model", "", "a model is needed")
     if "hf_config" not in config.model:
@@ -174,6 +180,12 @@ def check_run_dir(config: Config) -> None:
         raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
 
 
+def check_tables(config: Config) -> None:
+    """A list of tables names at least one."""
+    if config.validate.tables == []:
+        raise ConfigError("validate.tables", "[]", "at least one table, or null for those that are carried")
+
+
 CHECKS: Iterable[Callable[[Config], None]] = (
     check_names,
     check_later_keys,
@@ -183,6 +195,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_slices,
     check_space,
     check_margin,
+    check_tables,
     check_run_dir,
 )
 

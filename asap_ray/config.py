@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+MODEL_FREE = ("validate",)
+"""Tasks that need neither a model nor hardware."""
 LONGEST_LABEL = 120
 """Characters of a run directory's name before its hash; file systems allow 255 bytes."""
 
@@ -76,6 +78,15 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ValidateConfig:
+    """What predictions are held against."""
+
+    tables: list[str] | None = field(
+        default=None, metadata=_help("tables of measured runs, CSV or Parquet; null takes those that are carried")
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One command: everything that a task needs, checked."""
 
@@ -99,6 +110,7 @@ class Config:
     space: SpaceConfig = field(default_factory=SpaceConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
     seed: int = field(default=0, metadata=_help("same seed, same run"))
     top: int = field(default=10, metadata=_help("how many plans are listed"))
     run_dir: str | None = field(
@@ -145,7 +157,10 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         config: what was asked for.
         changes: entries of the named model and stack that were changed, by key.
     """
-    label = "-".join((config.model_name, "+".join(config.hardware.slices), config.stack_name))
+    if config.task in MODEL_FREE:
+        label = config.task
+    else:
+        label = "-".join((config.model_name, "+".join(config.hardware.slices), config.stack_name))
     name = re.sub(r"[^\w.+-]+", "_", label)
     forbidden = sorted(json.dumps(entry, sort_keys=True, default=str) for entry in config.space.forbid)
     space = {**asdict(config.space), "forbid": forbidden, "numerics": sorted(config.space.numerics)}
@@ -157,6 +172,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         "space": {key: value for key, value in space.items() if value != plain[key]},
         "plan": config.plan,
         "baseline": config.baseline,
+        "tables": sorted(str(Path(table).absolute()) for table in config.validate.tables or ()),
         "seed": config.seed,
         "label": label if len(name) > LONGEST_LABEL else None,
     }

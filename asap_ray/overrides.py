@@ -26,7 +26,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from asap_ray.checks import LATER_KEYS, LIMITS, NAMES, NOT_YET, check, check_config_dir, check_run_dir, range_text
-from asap_ray.config import Config, default_run_dir
+from asap_ray.config import MODEL_FREE, Config, default_run_dir
 from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
@@ -39,7 +39,7 @@ RAW_TEXT = (
     "config_dir",
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
-WRAPPED = ("hardware.slices", "tiers", "space.numerics")  # one item may be given without brackets
+WRAPPED = ("hardware.slices", "tiers", "space.numerics", "validate.tables")  # one item may be given without brackets
 MAX_WORD = 10_000
 
 
@@ -113,7 +113,7 @@ def configure(words: Sequence[str]) -> Config:
         place = QuotedString(f"file://{Path(config_dir).absolute()}", quote=Quote.single)
         overrides.append(f"hydra.searchpath=[{place.with_quotes()}]")
     config = to_config(_compose(overrides), {word.key: word.text for word in parsed if word.key in GROUPS})
-    if not config.model:
+    if not config.model and config.task not in MODEL_FREE:
         names = ", ".join(setting_files("model", config_dir))
         raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
     return _placed(check(config), parsed)
@@ -208,7 +208,8 @@ def _to_hydra(word: Word, config_dir: str | None) -> str:
 
 def _check_shapes(schema: Any, given: Any, key: str) -> None:
     """A mapping where a mapping belongs, a list where a list does: OmegaConf's messages for these name no key."""
-    if isinstance(schema, ListConfig):
+    # A list that may be null has a schema that is null.
+    if isinstance(schema, ListConfig) or (key in WRAPPED and schema is None and given is not None):
         if not isinstance(given, ListConfig):
             raise ConfigError(_shown(key), given, "a list: [a,b]")
         holds_mappings = key == "space.forbid"

@@ -23,7 +23,7 @@ from asap_ray.chip import Chip
 from asap_ray.errors import ConfigError
 from asap_ray.interchange.measured_mesh import Degrees, mesh_degrees, placed, slice_of
 from asap_ray.interchange.measured_shape import architecture_of
-from asap_ray.interchange.measured_words import Unmappable, chosen, first_match, flag, number, text, whole
+from asap_ray.interchange.measured_words import Unmappable, cell, chosen, first_match, flag, number, text, whole
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.stack import Stack
@@ -36,9 +36,12 @@ VTRAIN_COLUMNS = {
     "micro_batch": "micro_batch_per_dp_rank",
     "workload": "rank_group",
 }
+VTRAIN_NODE = 8
+"""GPUs in a node of vTrain's cluster."""
+PARQUET = b"PAR1"
 ASSUMED = re.compile(r"([\w/()]+)=([^;(]+?)\s*(?:\(|;|$)")
 ASSUMED_NAMES = {"sp(yes/no)": "sp", "fsdp/zero": "fsdp_zero"}
-PEAK_MEMORY = re.compile(r"(?:GPU mem|measured alloc|peak mem|peak|max_memory|\bmem) ([\d.]+) (GiB|GB)")
+PEAK_MEMORY = re.compile(r"(?:GPU mem|measured alloc|peak mem|peak|max_memory|\bmem) (\d+(?:\.\d+)?) (GiB|GB)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,7 @@ class MeasuredRow:
     table: str
     source: str
     url: str
+    date: str
     model: str
     problem: Problem
     plan: Plan
@@ -87,29 +91,36 @@ class Unmapped:
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """Rows of a table (Parquet, or CSV of the same columns), cells as None where they are empty; with `table`."""
-    if path.suffix == ".csv":
-        data = csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
-    else:
+    with path.open("rb") as file:
+        is_parquet = file.read(len(PARQUET)) == PARQUET
+    if is_parquet:
         data = parquet.read_table(path)
+    else:
+        data = csv.read_csv(
+            path,
+            parse_options=csv.ParseOptions(newlines_in_values=True),
+            convert_options=csv.ConvertOptions(strings_can_be_null=True),
+        )
     return [_standard(row, path.stem, i + 1) for i, row in enumerate(data.to_pylist())]
 
 
 def _standard(row: dict[str, Any], table: str, line: int) -> dict[str, Any]:
     """One row under the columns of `training`; vTrain's tables have a few of their own."""
-    row = {VTRAIN_COLUMNS.get(k, k): (None if v == "" else v) for k, v in row.items()}
+    row = {VTRAIN_COLUMNS.get(k, k): cell(k, v) for k, v in row.items()}
     if "step_time_ms" in row:
-        width, time_ms = row.get("d_model"), row.pop("step_time_ms")
+        width, time_ms = number(row, "d_model"), number(row, "step_time_ms")
+        del row["step_time_ms"]
         row |= {
-            "source_name": "vTrain, " + ("many nodes" if table.endswith("multi") else "one node"),
+            "source_name": "vTrain, " + ("many nodes" if (number(row, "chips") or 0) > VTRAIN_NODE else "one node"),
             "framework": "vTrain",
-            "model": f"GPT {width}x{row.get('layers')}",
+            "model": f"GPT {row.get('d_model')}x{row.get('layers')}",
             "metric_step_time_s": time_ms / 1e3 if time_ms else None,
             "status": "ok",
             "quality": "A",
             "d_ff": 4 * width if width else None,
             "n_kv_heads": row.get("n_heads"),
         }
-    return {"id": f"{table}-{line:03d}", **row, "table": table}
+    return {**row, "id": row.get("id") or f"{table}-{line:03d}", "table": table}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,10 +228,10 @@ def _complete(row: Row) -> bool:
 def _step_time(row: Row) -> tuple[float | None, str]:
     for name in ("metric_step_time_s", "derived_step_time_s"):
         if (value := number(row, name)) is not None:
-            return value, name.split("_")[0]
-    tokens, batch = number(row, "metric_tokens_per_s_per_chip"), number(row, "global_batch_seqs")
-    seq_len, chips = number(row, "seq_len"), number(row, "chips")
-    if tokens and batch and seq_len and chips:
+            return (value, name.split("_")[0]) if value > 0 else (None, "")
+    names = ("global_batch_seqs", "seq_len", "metric_tokens_per_s_per_chip", "chips")
+    batch, seq_len, tokens, chips = (number(row, name) or 0.0 for name in names)
+    if min(batch, seq_len, tokens, chips) > 0:
         return batch * seq_len / (tokens * chips), "tokens"
     return None, ""
 
@@ -232,6 +243,8 @@ def _batches(row: Row, problem: Problem, degrees: Degrees, inferred: list[str]) 
     if micro is None:
         inferred.append("micro_batch: not stated; 1")
         micro = 1.0
+    if not micro >= 1:
+        raise Unmappable(f"micro_batch_per_dp_rank: {micro:g} is not a positive whole number")
     share = batch / (ranks * micro)
     if micro != int(micro) or share != int(share) or share < 1:
         raise Unmappable("batch: micro-batches on all replicas do not make up the global batch")
@@ -259,6 +272,7 @@ def _measured(row: Row, problem: Problem, plan: Plan, inferred: tuple[str, ...])
         table=str(row["table"]),
         source=str(row.get("source_name") or ""),
         url=str(row.get("source_url") or ""),
+        date=str(row.get("date") or ""),
         model=str(row.get("model") or ""),
         problem=problem,
         plan=plan,

@@ -2,7 +2,8 @@
 
 Sources count different FLOPs for the same step: attention over the keys a query sees (`causal`), over all (`full`) or
 not at all (`none`), recomputation or not (`passes`: forward passes that a step is worth, 3 or 4), the input embedding
-as if it multiplied. A step of F such FLOPs at R FLOP/s on each of N chips took F / (R N).
+as if it multiplied (6N; tied weights are in N once, as the head). A step of F such FLOPs at R FLOP/s on each of N chips
+took F / (R N).
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any
 
 from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.workload import Workload
-
-ATTENTION = {"causal": 1.0, "full": 2.0, "none": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +36,9 @@ class FlopConvention:
         parts = dict(replace(workload, causal=self.attention != "full").flops_by_part())
         attention, head = parts.pop("attention"), parts.pop("head")
         layers = sum(parts.values()) + (0.0 if self.attention == "none" else attention)
-        lookup = 2.0 * workload.tokens_per_step * workload.architecture.embedding_parameters if self.embedding else 0.0
-        return self.passes * layers + 3.0 * (head + lookup)
+        model = workload.architecture
+        looked_up = model.embedding_parameters if self.embedding and not model.tied else 0
+        return self.passes * layers + 3.0 * (head + 2.0 * workload.tokens_per_step * looked_up)
 
 
 def convention_of(row: MeasuredRow, conventions: Sequence[Mapping[str, Any]]) -> FlopConvention | None:

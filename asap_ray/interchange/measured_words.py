@@ -9,6 +9,35 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+LARGEST = 2**31
+"""Of any whole number in a row; a larger one is a slip that would only overflow further on."""
+WORDS = re.compile(
+    "id|source_|date|model|hardware|precision|sp$|fsdp_zero|remat|attention_kernel|framework|notes|family|status|quality|"
+    "derived_basis|inferred_values|rank_group|workload|table"
+)
+"""Columns that hold words, by the beginning of their name; all others hold numbers."""
+
+
+def cell(name: str, value: Any) -> Any:
+    """A cell as it came from a file: None where it holds nothing, a number where the column holds numbers.
+
+    One word in a column of numbers makes a CSV reader take the whole column for text.
+    """
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    value = str(value).strip()
+    if WORDS.match(name) or not value:
+        return value or None
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return (int(number) if number.is_integer() else number) if math.isfinite(number) else None
+
 
 class Unmappable(Exception):
     """A row stands for no plan, a verdict that the mapper counts; the text is `field: what is wrong`."""
@@ -34,7 +63,7 @@ def whole(row: Row, name: str, default: int | None = None) -> int:
         if default is None:
             raise Unmappable(f"{name}: not stated")
         return default
-    if value != int(value) or value < 1:
+    if value != int(value) or not 1 <= value <= LARGEST:
         raise Unmappable(f"{name}: {value:g} is not a positive whole number")
     return int(value)
 

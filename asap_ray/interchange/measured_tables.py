@@ -1,0 +1,81 @@
+"""Tables of public measurements as a user names them: read whole, or refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from asap_ray.errors import ConfigError
+from asap_ray.interchange.measured import VTRAIN_COLUMNS, read_table
+
+COLUMNS = ("hardware", "framework", "chips")
+"""What makes a table one of training runs; every other column may be missing, and rows then say what they lack."""
+VTRAIN = ("hardware", "gpus", "step_time_ms")
+LARGEST_TABLE_BYTES = 2**30
+ALLOWED = (
+    "allowed: Parquet or CSV tables of runs in the columns of knowledge/measured/README.md "
+    f"({', '.join(COLUMNS)}, … or {', '.join(VTRAIN)}, …)"
+)
+
+
+def read_tables(key: str, paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """The rows of some tables, one after the other.
+
+    Raises:
+        ConfigError: a file is missing, given twice, cannot be read, is no table of runs, or holds no rows.
+    """
+    rows: list[dict[str, Any]] = []
+    seen: set[Path] = set()
+    for path in paths:
+        where = _file(key, path)
+        if where in seen:
+            raise ConfigError(key, path, "allowed: each table once")
+        seen.add(where)
+        rows += _rows(key, path, where)
+    return rows
+
+
+def _file(key: str, path: str | Path) -> Path:
+    try:
+        where = Path(path).expanduser().resolve()
+        if not where.exists():
+            raise ConfigError(key, path, f"does not exist; {ALLOWED}")
+        if not where.is_file():
+            raise ConfigError(key, path, f"is no file; {ALLOWED}")
+        size = where.stat().st_size
+    except (OSError, RuntimeError, ValueError) as error:  # a name no file system takes, a loop of links, no such ~user
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(key, path, f"cannot be read; {ALLOWED}") from error
+    if size == 0 or size > LARGEST_TABLE_BYTES:
+        raise ConfigError(key, path, f"{'is empty' if size == 0 else 'is larger than 1 GiB'}; {ALLOWED}")
+    return where
+
+
+def _rows(key: str, path: str | Path, where: Path) -> Sequence[dict[str, Any]]:
+    try:
+        rows = read_table(where)
+    except OSError as error:
+        why = error.strerror or "not a Parquet file"
+        raise ConfigError(key, path, f"cannot be read ({why}); {ALLOWED}") from error
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise ConfigError(key, path, f"is no table ({_first_line(error)}); {ALLOWED}") from error
+    if not rows:
+        raise ConfigError(key, path, f"holds no rows; {ALLOWED}")
+    names = {back: name for name, back in VTRAIN_COLUMNS.items()}
+    if not _is_runs(rows[0]):
+        held = ", ".join(names.get(str(name), str(name)) for name in rows[0] if name not in ("id", "table"))
+        raise ConfigError(key, path, f"holds other columns ({held[:120]}); {ALLOWED}")
+    return rows
+
+
+def _is_runs(row: Mapping[str, Any]) -> bool:
+    # vTrain's tables arrive under the columns of the others, with what their source says of all its runs.
+    return all(name in row for name in COLUMNS)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,99 @@
+"""`task=validate`: hold the roofline against what people measured, row by row, and say how far it is off.
+
+It needs no model and no hardware: each row of a table names its own. Nothing is fitted here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asap_ray.config import Config
+from asap_ray.interchange.measured_groups import MeasuredGroups
+from asap_ray.interchange.measured_tables import read_tables
+from asap_ray.report.files import write_whole
+from asap_ray.report.leaderboard import csv_text
+from asap_ray.report.progress import progress
+from asap_ray.report.terminal import print_blocks
+from asap_ray.report.validation import ValidationAnswer, row_columns, row_fields, validation_fields
+from asap_ray.report.validation_outline import outline
+from asap_ray.settings import data_dir, read_settings
+from asap_ray.tasks.predictions import beside, load_constants, load_mapper, map_rows, predict
+from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
+
+KEY = "validate.tables"
+ENOUGH_FOR_A_BAR = 500
+"""Rows whose pricing takes about a second."""
+
+
+def carried_tables() -> list[str]:
+    """The tables that the project carries."""
+    return sorted(str(path) for path in (data_dir("knowledge") / "measured").glob("*.parquet"))
+
+
+def run(config: Config) -> int:
+    """Run the task; returns the exit status.
+
+    Raises:
+        AsapError: something for the user to change.
+    """
+    started = time.monotonic()
+    tables = config.validate.tables or carried_tables()
+    rows = read_tables(KEY, tables)
+    mapper, constants = load_mapper(config.config_dir), load_constants(config.config_dir)
+    groups = MeasuredGroups(read_settings(data_dir("knowledge") / "measured" / "groups.yaml"))
+    output, stream = output_of(config)
+    with progress("pricing measured runs", sys.stderr, wanted=len(rows) >= ENOUGH_FOR_A_BAR) as told:
+        mapped = map_rows(rows, mapper)
+        estimates = predict(mapped.rows, constants, told)
+    answer = ValidationAnswer(
+        validation=beside(tables, mapped, estimates, groups),
+        command=command_line(),
+        run_dir=config.run_path,
+        wall_s=time.monotonic() - started,
+        versions=versions(),
+    )
+    fields = validation_fields(answer)
+    ledger = open_run(config)
+    ledger.append("start", {"task": "validate", "command": answer.command, "config": asdict(config)})
+    files = _write(config, answer, fields)
+    ledger.append("validated", fields)
+    if config.output == "json":
+        sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
+    else:
+        print_blocks(outline(answer, files), output, stream)
+    return 0
+
+
+def _write(config: Config, answer: ValidationAnswer, fields: dict[str, Any]) -> list[str]:
+    """Write the run's files; returns their names."""
+    rows = answer.validation.rows
+    texts = {
+        "validation.json": json.dumps(fields, indent=2, allow_nan=False) + "\n",
+        "rows.csv": csv_text([row_fields(row) for row in rows]),
+    }
+
+    def write() -> None:
+        for name, text in texts.items():
+            write_whole(config.run_path / name, text)
+        _write_parquet(config.run_path / "rows.parquet", row_columns(rows))
+
+    write_files(config, write)
+    return [*texts, "rows.parquet"]
+
+
+def _write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        parquet.write_table(pa.table(columns), temporary, compression="zstd")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
