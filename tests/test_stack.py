@@ -191,3 +191,8 @@ def test_policies_of_maxtext_keep_what_its_source_names() -> None:
     assert policies["qkv_proj_offloaded"].offloaded == {"query", "key_value"}
     assert policies["minimal"].saved == policies["minimal_offloaded"].offloaded
     assert policies["minimal_with_context"].saved == policies["minimal"].saved | {"context"}
+    assert policies["save_qkv_context"].saved == {"query", "key_value", "context"}
+    for name, kept in {"out": "out", "mlpwo": "expert_out", "qkv": "query key_value"}.items():
+        policy = policies[f"offload_input_{name}"]
+        assert policy.offload_input
+        assert policy.offloaded == set(kept.split())
