@@ -33,24 +33,18 @@ def blames(row: Compared) -> list[PartBlame]:
     ]
 
 
+def factor_text(factor: float | None) -> str:
+    """How many times as long a part would have to take, or that even nothing of it would not do."""
+    return "not even gone" if factor is None else f"{units.three_digits(factor)}x"
+
+
 def blame_line(row: Compared) -> str:
-    """In words: how far off the prediction is, and which part alone could be the reason, the least change first."""
-    measured, step = row.measured_s or 0.0, row.estimate.step_time_s
-    size = units.seconds(abs(measured - step))
-    found = [each for each in blames(row) if each.seconds >= LEAST_SHARE * step and each.factor is not None]
-    if measured >= step:
-        named = sorted(found, key=lambda each: each.factor or 0.0)[:MOST_NAMED]
-        words = [f"{each.part} {units.times(each.factor)}" for each in named]
-        return f"{size} are missing; alone would explain it: {', or '.join(words)} of what is predicted"
-    named = sorted(found, key=lambda each: -(each.factor or 0.0))[:MOST_NAMED]
-    if not named:
-        return f"{size} too much; no part alone is as long"
-    words = [f"{each.part} {units.times(each.factor)}" for each in named]
-    return f"{size} too much; alone would explain it: {', or '.join(words)} of what is predicted"
-
-
-def parts_line(row: Compared) -> str:
-    """The predicted step by part, with each part's share."""
-    step = row.estimate.step_time_s
-    shown = [each for each in blames(row) if each.seconds >= 0.005 * step]
-    return ", ".join(f"{each.part} {units.seconds(each.seconds)} ({each.seconds / step:.0%})" for each in shown)
+    """In words: how far off the prediction is, and which parts alone could be the reason, the least change first."""
+    off, step = (row.measured_s or 0.0) - row.estimate.step_time_s, row.estimate.step_time_s
+    large = [each for each in blames(row) if each.seconds >= LEAST_SHARE * step and each.factor is not None]
+    closest = sorted(large, key=lambda each: abs((each.factor or 0.0) - 1.0))[:MOST_NAMED]
+    what = f"{units.seconds(abs(off))} {'are missing' if off >= 0 else 'too much'}"
+    if not closest:
+        return f"{what}; no part alone is as long"
+    words = " or ".join(f"{each.part} at {factor_text(each.factor)} its prediction" for each in closest)
+    return f"{what}; alone would do: {words}"

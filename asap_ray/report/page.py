@@ -38,7 +38,7 @@ def page(answer: Answer) -> str:
         for i, one in enumerate(slices)
         for name, spec in charts(one, answer.workload, points).items()
     }
-    return _template().render(
+    return template("report.html.j2").render(
         title=f"{answer.model} on {', '.join(one.slice.name for one in slices)}",
         model=answer.model,
         workload=sentences.workload_line(answer.workload),
@@ -48,7 +48,7 @@ def page(answer: Answer) -> str:
         provenance=provenance(answer),
         chips=[chip_facts(one) for one in _chips(answer)],
         figures=script_json(figures),
-        vega=_vega(),
+        vega=vega(),
     )
 
 
@@ -200,7 +200,8 @@ def script_json(value: Any) -> str:
 
 
 @cache
-def _vega() -> str:
+def vega() -> str:
+    """Vega and its embedding as one script, with nothing in it that could end the element that holds it."""
     import vl_convert
 
     return (
@@ -211,7 +212,8 @@ def _vega() -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A template of this package; every text that it is given is escaped."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -221,4 +223,4 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)

@@ -22,6 +22,7 @@ from asap_ray.report.progress import progress
 from asap_ray.report.terminal import print_blocks
 from asap_ray.report.validation import ValidationAnswer, row_columns, row_fields, validation_fields
 from asap_ray.report.validation_outline import outline
+from asap_ray.report.validation_page import validation_page
 from asap_ray.settings import data_dir, read_settings
 from asap_ray.tasks.predictions import beside, load_constants, load_mapper, map_rows, predict
 from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
@@ -74,6 +75,7 @@ def _write(config: Config, answer: ValidationAnswer, fields: dict[str, Any]) -> 
     """Write the run's files; returns their names."""
     rows = answer.validation.rows
     texts = {
+        "report.html": validation_page(answer),
         "validation.json": json.dumps(fields, indent=2, allow_nan=False) + "\n",
         "rows.csv": csv_text([row_fields(row) for row in rows]),
     }
