@@ -90,7 +90,11 @@ class Unmapped:
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """Rows of a table (Parquet, or CSV of the same columns), cells as None where they are empty; with `table`."""
+    """Rows of a table (Parquet, or CSV of the same columns), cells as None where they are empty; with `table`.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no such table.
+    """
     with path.open("rb") as file:
         is_parquet = file.read(len(PARQUET)) == PARQUET
     if is_parquet:
@@ -101,6 +105,8 @@ def read_table(path: Path) -> list[dict[str, Any]]:
             parse_options=csv.ParseOptions(newlines_in_values=True),
             convert_options=csv.ConvertOptions(strings_can_be_null=True),
         )
+    if len(set(data.column_names)) < data.num_columns:
+        raise ValueError("a column is there twice")
     return [_standard(row, path.stem, i + 1) for i, row in enumerate(data.to_pylist())]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from asap_ray.chip import chip_from_mapping
 from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped, by_problem, read_table
+from asap_ray.interchange.measured_words import cell
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping
 
@@ -207,31 +208,30 @@ def test_rows_of_one_workload_share_a_problem(runs: list[MeasuredRow]) -> None:
     assert len({(p.slice.name, p.stack.name, p.workload) for p, _ in groups}) == len(groups) < len(runs) / 4
 
 
-def test_csv_reads_as_parquet_does(tmp_path: Any) -> None:
-    rows = read_table(TABLES / "vtrain_multi.parquet")
-    path = tmp_path / "vtrain_multi.csv"
-    csv.write_csv(pa.parquet.read_table(TABLES / "vtrain_multi.parquet"), path)
-    assert read_table(path) == rows
-    assert rows[0]["metric_step_time_s"] == 3.5665
+@pytest.mark.parametrize("name", NAMES)
+def test_csv_reads_as_parquet_does(tmp_path: Any, name: str) -> None:
+    path = tmp_path / f"{name}.csv"
+    csv.write_csv(pa.parquet.read_table(TABLES / f"{name}.parquet"), path)
+    assert read_table(path) == read_table(TABLES / f"{name}.parquet")
+
+
+def test_vtrains_milliseconds_are_seconds() -> None:
+    assert read_table(TABLES / "vtrain_multi.parquet")[0]["metric_step_time_s"] == 3.5665
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"),
+    ("name", "given", "expected"),
     [
-        # What the published recipes of tpu-recipes keep (run_recipe.sh of each); their table says "custom" alone.
-        ("ironwood-002", "offload_input"),
-        ("ironwood-012", "offload_input_mlpwo"),
-        ("ironwood-017", "offload_input"),
-        ("ironwood-027", "save_qkv_context"),
-        ("ironwood-038", "offload_input"),
-        ("v5p-001", "offload_input_out"),
-        ("v5p-005", "offload_input"),
-        # Activations of 96 layers, 12288 wide, of six sequences of 2048 do not stay on 80 GB.
-        ("pax-005", "full"),
+        ("layers", "24", 24),
+        ("layers", " 24.0 ", 24),
+        ("tp", "two", "two"),
+        ("metric_mfu", "41.5", 41.5),
+        ("metric_mfu", "inf", None),
+        ("metric_mfu", float("nan"), None),
+        ("model", "13", "13"),
+        ("notes", b"caf\xe9", "caf\ufffd"),
+        ("notes", "  ", None),
     ],
 )
-def test_recipes_keep_what_their_scripts_say(mapped: dict[str, MeasuredRow | Unmapped], name: str, policy: str) -> None:
-    row = mapped[name]
-    assert isinstance(row, MeasuredRow), row
-    assert row.plan.remat == policy
-    assert any(reason.startswith("remat: ") for reason in row.inferred)
+def test_cells_are_numbers_where_their_column_holds_numbers(name: str, given: Any, expected: Any) -> None:
+    assert cell(name, given) == expected
