@@ -79,7 +79,7 @@ def point_columns(rows: Sequence[Compared]) -> dict[str, list[Any]]:
         "run": [f"{row.id}: {row.model} on {row.problem.slice.name}" for row in rows],
         "plan": [row.estimate.plan.line for row in rows],
         "times": [f"{units.seconds(row.estimate.step_time_s)} for {units.seconds(row.measured_s)}" for row in rows],
-        "assumed": [str(len(row.inferred)) + " fields" if row.inferred else "nothing" for row in rows],
+        "assumed": [f"{len(row.inferred)} field(s)" if row.inferred else "nothing" for row in rows],
     }
 
 

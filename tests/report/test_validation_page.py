@@ -57,7 +57,7 @@ def test_page_holds_figures_and_the_worst_rows(drawn: str) -> None:
     points = json.loads(Elements(drawn).figures)["scatter"]["usermeta"]["columns"]
     assert len(points["measured"]) == 31
     assert points["measured"][-1] == 1.0
-    assert points["assumed"][-1] == "1 fields"
+    assert points["assumed"][-1] == "1 field(s)"
 
 
 def test_names_of_a_table_cannot_inject_markup(drawn: str) -> None:
