@@ -35,10 +35,14 @@ OVERLAPS = ("fsdp", "gradient", "tensor", "context", "expert", "pipeline", "offl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remat:
-    """A recomputation policy: what stays on the device, what goes to the host, and all else is computed again."""
+    """A recomputation policy: what stays on the device, what goes to the host, and all else is computed again.
+
+    Of the tensors in `halves` only one half stays; they are among `saved`.
+    """
 
     name: str
     saved: frozenset[str]
+    halves: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
     offload_input: bool = False
 
@@ -67,12 +71,19 @@ class Stack:
     `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches
     must be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until
     the backward pass (autodiff over a loop), `reruns_output` where recomputation runs a layer's last matmul again,
-    although no gradient needs it, `holds_gradients` where buffers of gradients exist from the start of a step;
-    elsewhere a step of one micro-batch has none yet while it computes the loss.
+    although no gradient needs it, `holds_gradients` where buffers of gradients exist from the start of a step and those
+    of one layer beside them; elsewhere a step of one micro-batch has none yet while it computes the loss.
+
+    `stages_by_cost` is true where a pipeline is cut by the cost of layers and head, and a layer on a cut stays on the
+    earlier stage; else each stage takes as many layers. `keeps_gathered` is true where sequence parallelism keeps the
+    inputs of column-parallel matmuls whole, `keeps_narrow` where inputs of 8-bit matmuls are kept in 8 bits,
+    `passes_gradients` where gradients of activations take room of their own (XLA lays them where these were),
+    `weighs_outputs` where the router's weights multiply what experts put out, so that it is kept.
 
     Bytes: `logit_bytes` are held for each logit while the loss is computed, over the tensor axis or, without
-    `splits_logits`, on each of its ranks; `norm_bytes` are kept for each number of a norm besides its input and output,
-    `gate_bytes` for each number of a gate's output besides its inputs and itself (both 0 where kernels are fused).
+    `splits_logits`, on each of its ranks, where gathering them holds `gathering_bytes` a logit more. Where kernels are
+    not fused, `score_bytes` are kept for each attention score besides its softmax, `norm_bytes` for each number of a
+    norm besides its input and output, `gate_bytes` for each number of a gate's output besides its inputs and itself.
     `gathered_layers` are layers whose sharded weights are whole at once. `sources` says where each figure is from.
     """
 
@@ -102,6 +113,13 @@ class Stack:
     gathered_layers: float
     reruns_output: bool
     holds_gradients: bool
+    stages_by_cost: bool
+    keeps_gathered: bool
+    keeps_narrow: bool
+    passes_gradients: bool
+    weighs_outputs: bool
+    gathering_bytes: float
+    score_bytes: float
     source: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -127,7 +145,7 @@ _LISTS: Mapping[str, tuple[object, ...]] = {
 }
 _MAY_BE_EMPTY = ("shards_weights", "precisions")
 _FLAGS = tuple(name for name, kind in get_type_hints(Stack).items() if kind is bool)
-_NUMBERS = ("logit_bytes", "norm_bytes", "gate_bytes", "gathered_layers")
+_NUMBERS = ("logit_bytes", "gathering_bytes", "score_bytes", "norm_bytes", "gate_bytes", "gathered_layers")
 
 
 def stack_from_mapping(given: Mapping[str, Any]) -> Stack:
@@ -172,14 +190,21 @@ def _policy(name: object, rule: object) -> Remat:
     key = f"stack.remat.{name}"
     if not isinstance(name, str) or not name.isprintable() or len(name.split()) != 1:
         raise ConfigError(key, name, "a policy's name is one word")
-    rule = _mapping(key, rule, Remat, optional=("saved", "offloaded", "offload_input"), without=("name",))
+    rule = _mapping(key, rule, Remat, optional=("saved", "halves", "offloaded", "offload_input"), without=("name",))
     offload_input = rule.get("offload_input", False)
     _allowed(f"{key}.offload_input", offload_input, (True, False))
     saved = TENSORS if rule.get("saved") == "all" else _list(f"{key}.saved", rule.get("saved", ()), TENSORS)
     offloaded = _list(f"{key}.offloaded", rule.get("offloaded", ()), TENSORS)
     if twice := sorted(set(saved) & set(offloaded)):
         raise ConfigError(f"{key}.offloaded", ", ".join(twice), "allowed: what is not among saved")
-    return Remat(name=name, saved=frozenset(saved), offloaded=frozenset(offloaded), offload_input=offload_input)
+    halves = _list(f"{key}.halves", rule.get("halves", ()), tuple(saved))
+    return Remat(
+        name=name,
+        saved=frozenset(saved),
+        halves=frozenset(halves),
+        offloaded=frozenset(offloaded),
+        offload_input=offload_input,
+    )
 
 
 def _state(given: object) -> StateBytes:

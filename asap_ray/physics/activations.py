@@ -114,10 +114,10 @@ def recomputed(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
 
 
 def on_device(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
-    """Whether each policy keeps a tensor in device memory [policies]."""
+    """The share of a tensor that each policy keeps in device memory [policies]."""
     if tensor == "input":
-        return np.array([not policy.offload_input for policy in policies])
-    return np.array([tensor in policy.saved for policy in policies])
+        return np.array([float(not policy.offload_input) for policy in policies])
+    return np.array([0.5 if tensor in policy.halves else float(tensor in policy.saved) for policy in policies])
 
 
 def on_host(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:

@@ -33,7 +33,7 @@ class Calibration:
     contraction length at which a matmul reaches half of that, `narrow_fraction` what formats of 8 bits and less reach
     besides. `attention_fraction` is the share of the peak of a fused attention kernel. `hop_latency_s`, `dcn_latency_s`
     are paid by each step of a collective, `ici_start_s`, `dcn_start_s` once by each. `kernel_launch_s` is the time
-    between two kernels on the device. `workspace_bytes` and `fragmentation` (of all other bytes) are memory that no
+    between two kernels on the device. `workspace_bytes` and `fragmentation` (of what comes and goes) are memory that no
     tensor of the plan accounts for.
 
     Of a stack: `host_launch_s` is what the host needs for each kernel (a device that computes faster waits for it),

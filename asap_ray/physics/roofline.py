@@ -124,6 +124,11 @@ class Pricer:
         low, high = self.calibration.interval_low, self.calibration.interval_high
         return np.maximum(steps * low, floors), np.maximum(steps * high, floors)
 
+    def memory(self, rows: PlanColumns, stage: str = "fullest") -> dict[str, np.ndarray]:
+        """Bytes of each memory part on the devices of a stage [plans], as `memory_parts` has them."""
+        tables = self._tables(rows.meshes)
+        return self._memory(self._batch(rows, tables), tables, stage)
+
     def _tables(self, meshes: Meshes) -> _Tables:
         # Chunks of one space share their meshes, so the last table is nearly always the right one.
         if self._last is None or self._last.meshes is not meshes:
@@ -232,16 +237,17 @@ class Pricer:
         shown = summed(total.values()) - np.minimum(asynchronous, layers)
         return {kind: total[kind] - scale * wanted[kind] for kind in total}, shown
 
-    def _memory(self, batch: _Batch, tables: _Tables) -> dict[str, np.ndarray]:
+    def _memory(self, batch: _Batch, tables: _Tables, stage: str = "fullest") -> dict[str, np.ndarray]:
         activations, state = batch.activations, tables.state
         of_plan = ActivationBytes(
             kept=batch.by_policy(activations.kept),
             host=batch.by_policy(activations.host),
             running=activations.running[batch.of],
+            passing=activations.passing[batch.of],
             logits=activations.logits[batch.of],
         )
         rows = {field.name: getattr(state, field.name)[batch.rows.mesh] for field in fields(state)}
-        return memory_parts(self.problem, self.calibration, StateShards(**rows), of_plan, batch.c)
+        return memory_parts(self.problem, self.calibration, StateShards(**rows), of_plan, batch.c, stage)
 
     def _parts(
         self,

@@ -19,7 +19,8 @@ from asap_ray.stack import Stack
 class StateShards:
     """Parameters of one tensor and expert rank, before fsdp, and the sizes of the groups that hold them [meshes].
 
-    `dense`, `routed`: of all layers; `dense_layer`, `routed_layer`: of the largest single layer; `embedding`, `head`:
+    `dense`, `routed`: of all layers; `dense_layer`, `routed_layer`: of the largest single layer; `lead_layer`: of a
+    dense layer before the first mixture of experts, or 0; `embedding`, `head`:
     of the first and last stage (a tied head is a copy where they differ); `edges`: of the fuller of these two, or of
     both where every device holds them. `*_shards` hold disjoint parts of each weight, `*_replicas` alike copies.
     """
@@ -28,6 +29,7 @@ class StateShards:
     routed: np.ndarray
     dense_layer: np.ndarray
     routed_layer: np.ndarray
+    lead_layer: np.ndarray
     embedding: np.ndarray
     head: np.ndarray
     edges: np.ndarray
@@ -46,12 +48,14 @@ def state_shards(problem: Problem, c: Columns) -> StateShards:
     """Parameters by rank and group sizes for mesh columns [meshes]."""
     architecture, stack = problem.workload.architecture, problem.stack
     tensor, kv = c["tensor"], kv_shards(problem, c["tensor"])
-    dense, routed, dense_layer, routed_layer = (np.zeros(len(tensor)) for _ in range(4))
+    dense, routed, dense_layer, routed_layer, lead_layer = (np.zeros(len(tensor)) for _ in range(5))
     for group in architecture.groups:
         here = _dense_parameters(architecture, group, tensor, kv)
         experts = architecture.expert_parameters(group) / (tensor * c["expert"])
         dense, routed = dense + group.count * here, routed + group.count * experts
         dense_layer, routed_layer = np.maximum(dense_layer, here), np.maximum(routed_layer, experts)
+        if architecture.dense_layers and not group.moe:
+            lead_layer = here
     shards = weight_shards(stack, c)
     ranks = c["data"] * c["fsdp"] * c["context"]
     if stack.expert_multiplies:
@@ -70,6 +74,7 @@ def state_shards(problem: Problem, c: Columns) -> StateShards:
         routed=routed,
         dense_layer=dense_layer,
         routed_layer=routed_layer,
+        lead_layer=lead_layer,
         embedding=embedding,
         head=head,
         edges=np.where(holds_both_edges(stack, c), both, np.maximum(embedding, head)),
@@ -84,6 +89,20 @@ def holds_both_edges(stack: Stack, c: Columns) -> np.ndarray:
     """Whether every device holds embedding and head alike [meshes]: without a pipeline, or where the pipeline is a loop
     over the layers alone (autodiff), so that embedding and head stand outside of it."""
     return (c["pipeline"] == 1) | stack.holds_all
+
+
+def layers_state(
+    problem: Problem, state: StateShards, layers: np.ndarray, chunk: np.ndarray, last: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Dense and routed parameters of so many layers of the first or the last stage [plans], `chunk` layers in a row.
+
+    The dense layers of a mixture of experts lead: the first stage has them, the last only where it reaches so far.
+    """
+    architecture = problem.workload.architecture
+    lead, count = architecture.dense_layers, architecture.layers
+    here = np.clip(layers - (count - lead), 0, None) if last else np.minimum(chunk, lead)
+    share = (layers - here) / (count - lead)
+    return here * state.lead_layer + share * (state.dense - lead * state.lead_layer), share * state.routed
 
 
 def _edges(architecture: Architecture, tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -39,8 +39,10 @@ MEMORY_COLOURS = {
     "gradients": "#7cc29f",
     "optimizer": "#7d838c",
     "activations": "#e07b39",
+    "passing": "#f0a868",
     "logits": "#f0c268",
     "gathered": "#2f9a6a",
+    "fragmentation": "#c9ced4",
     "workspace": "#b4b9c0",
 }
 OTHER = "#c58fb2"
