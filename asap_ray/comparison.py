@@ -36,7 +36,8 @@ class Compared:
     `measured_s` is None where the run failed or its source gives no time; `time_basis` says how it was come by (metric,
     derived, tokens, tflops, mfu). `group` is the row of the table of results that it belongs to, `headline` whether
     that counts in the headline; `ranks` are the workloads among whose plans it is ranked. `peak_bytes` is the measured
-    memory. `inferred` are the fields that the row does not state, each with where its value is from.
+    memory, `predicted_peak_bytes` what is predicted of the same figure on the same devices. `inferred` are the fields
+    that the row does not state, each with where its value is from.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Compared:
     quality: str
     inferred: tuple[str, ...]
     peak_bytes: float | None
+    predicted_peak_bytes: float | None
 
     @property
     def hardware(self) -> str:
@@ -65,11 +67,6 @@ class Compared:
     def ratio(self) -> float:
         """Predicted over measured time; NaN where no time was measured."""
         return self.estimate.step_time_s / self.measured_s if self.measured_s else float("nan")
-
-    @property
-    def predicted_peak_bytes(self) -> float:
-        """What the estimate says where a measurement reads the peak memory."""
-        return self.estimate.hbm_bytes
 
 
 def errors(name: str, rows: Sequence[Compared]) -> ErrorBlock:
@@ -83,7 +80,7 @@ def memory_errors(name: str, rows: Iterable[Compared]) -> ErrorBlock:
     known = [row for row in rows if row.peak_bytes]
     return error_block(
         name,
-        np.array([row.predicted_peak_bytes for row in known]),
+        np.array([row.predicted_peak_bytes or 0.0 for row in known]),
         np.array([row.peak_bytes or 0.0 for row in known]),
         np.array([bool(row.inferred) for row in known], bool),
     )

@@ -48,5 +48,6 @@ def make_compared(measured_s: float | None = 2.0, predicted_s: float = 1.0, **ch
         "quality": "A",
         "inferred": (),
         "peak_bytes": None,
+        "predicted_peak_bytes": estimate.hbm_bytes if changed.get("peak_bytes") else None,
     }
     return Compared(**{**fields, **changed})

@@ -50,7 +50,8 @@ class MeasuredRow:
 
     `inferred` names each field that the row itself does not state, and where its value is from. `step_time_s` is None
     where the source gives no time (or the run failed); `time_basis` says whether it is the source's own figure. The
-    other metrics are as the source prints them, by its own conventions. `peak_bytes` is the measured memory, if noted.
+    other metrics are as the source prints them, by its own conventions. `peak_bytes` is the measured memory, if noted:
+    of `physics.memory.FIGURES` the `peak_figure`, on the devices of the `peak_stage`.
     """
 
     id: str
@@ -71,6 +72,8 @@ class MeasuredRow:
     tflops_per_chip: float | None
     mfu_percent: float | None
     peak_bytes: float | None
+    peak_figure: str
+    peak_stage: str
     notes: str
 
     @property
@@ -170,7 +173,13 @@ class Mapper:
         key = (slice_.name, stack.name, workload)
         problem = self.problems.setdefault(key, Problem(workload=workload, slice=slice_, stack=stack))
         plan = self._plan(row, problem, degrees, inferred)
-        return _measured(row, problem, plan, tuple(inferred))
+        return _measured(row, problem, plan, tuple(inferred), self._peak(row))
+
+    def _peak(self, row: Row) -> Mapping[str, str]:
+        """What the row's source means by the peak memory that its notes state."""
+        source = str(row.get("source_name") or "")
+        found = (e for e in self.defaults["peaks"] if re.search(e["match"], source, re.IGNORECASE))
+        return next(found, {})
 
     def _filled(self, row: Row) -> tuple[dict[str, Any], list[str]]:
         """The row with what its table infers, then with its source's defaults, in its empty cells."""
@@ -267,12 +276,14 @@ def _schedule(stack: Stack, degrees: Degrees) -> str:
     return "1f1b" if "1f1b" in stack.schedules else "gpipe"
 
 
-def _measured(row: Row, problem: Problem, plan: Plan, inferred: tuple[str, ...]) -> MeasuredRow:
+def _measured(
+    row: Row, problem: Problem, plan: Plan, inferred: tuple[str, ...], peak: Mapping[str, str]
+) -> MeasuredRow:
     ok = row.get("status") == "ok"
     step_time_s, basis = _step_time(row) if ok else (None, "")
     notes = str(row.get("notes") or "")
     memory = PEAK_MEMORY.search(notes)
-    unit = 2.0**30 if memory and memory[2] == "GiB" else 1e9
+    unit = 2.0**30 if memory and peak.get("unit", memory[2]) == "GiB" else 1e9
     return MeasuredRow(
         id=str(row["id"]),
         table=str(row["table"]),
@@ -292,6 +303,8 @@ def _measured(row: Row, problem: Problem, plan: Plan, inferred: tuple[str, ...])
         tflops_per_chip=number(row, "metric_tflops_per_chip"),
         mfu_percent=number(row, "metric_mfu"),
         peak_bytes=float(memory[1]) * unit if memory and math.isfinite(float(memory[1])) else None,
+        peak_figure=peak.get("figure", "held"),
+        peak_stage=peak.get("stage", "fullest"),
         notes=notes,
     )
 

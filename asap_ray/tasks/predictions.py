@@ -148,16 +148,20 @@ def _finite(estimate: Estimate) -> Estimate | str:
 
 
 def beside(
-    tables: Sequence[str], mapped: Mapped, estimates: Sequence[Estimate | str], groups: MeasuredGroups
+    tables: Sequence[str],
+    mapped: Mapped,
+    estimates: Sequence[Estimate | str],
+    peaks: Sequence[float | None],
+    groups: MeasuredGroups,
 ) -> Validation:
     """Each row beside its estimate; what has none is counted with the rows that could not be mapped."""
     found, unmapped, complete = [], mapped.unmapped.copy(), mapped.complete_unmapped
-    for row, estimate in zip(mapped.rows, estimates, strict=True):
+    for row, estimate, peak in zip(mapped.rows, estimates, peaks, strict=True):
         if isinstance(estimate, str):
             unmapped[estimate] += 1
             complete += row.step_time_s is not None
         else:
-            found.append(_compared(row, estimate, groups))
+            found.append(_compared(row, estimate, peak, groups))
     return Validation(
         tables=tuple(tables),
         read=mapped.read,
@@ -168,7 +172,7 @@ def beside(
     )
 
 
-def _compared(row: MeasuredRow, estimate: Estimate, groups: MeasuredGroups) -> Compared:
+def _compared(row: MeasuredRow, estimate: Estimate, peak: float | None, groups: MeasuredGroups) -> Compared:
     group, headline = groups.group_of(row)
     return Compared(
         id=row.id,
@@ -187,4 +191,5 @@ def _compared(row: MeasuredRow, estimate: Estimate, groups: MeasuredGroups) -> C
         quality=row.quality,
         inferred=row.inferred,
         peak_bytes=row.peak_bytes,
+        predicted_peak_bytes=peak,
     )

@@ -24,6 +24,7 @@ from asap_ray.report.validation import ValidationAnswer, row_columns, row_fields
 from asap_ray.report.validation_outline import outline
 from asap_ray.report.validation_page import validation_page
 from asap_ray.settings import data_dir, read_settings
+from asap_ray.tasks.peaks import predicted_peaks
 from asap_ray.tasks.predictions import beside, load_constants, load_mapper, map_rows, predict
 from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
 
@@ -52,8 +53,9 @@ def run(config: Config) -> int:
     with progress("pricing measured runs", sys.stderr, wanted=len(rows) >= ENOUGH_FOR_A_BAR) as told:
         mapped = map_rows(rows, mapper)
         estimates = predict(mapped.rows, constants, told)
+        peaks = predicted_peaks(mapped.rows, estimates, constants)
     answer = ValidationAnswer(
-        validation=beside(tables, mapped, estimates, groups),
+        validation=beside(tables, mapped, estimates, peaks, groups),
         command=command_line(),
         run_dir=config.run_path,
         wall_s=time.monotonic() - started,
