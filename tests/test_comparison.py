@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from asap_ray.comparison import Validation, floors, memory_errors, memory_verdicts, rankings, summed
+from asap_ray.comparison import floors, memory_errors, memory_verdicts, summed
 from asap_ray.plan import Plan
+from asap_ray.ranked import certificates, rankings
+from asap_ray.validation import Validation
 from tests.compared import GPU, TPU, make_compared
 
 
@@ -101,3 +103,19 @@ def test_groups_come_in_their_order_and_the_worst_by_factor() -> None:
     found = validation(*rows)
     assert [group.errors.name for group in found.groups()] == ["one", "two"]
     assert [row.id for row in found.worst(2)] == ["a quarter", "three times"]
+
+
+def test_certificates_on_a_ranked_workload_by_hand() -> None:
+    # Predicted 1, 2, 3, 4 s with lower ends at 0.9 of it; measured 2, 1.7, 3.5, 5 s. After the first: 1.7 s beats the
+    # best of 2 s but also the bound of 1.8 s: it does not hold, and one of three is below its lower end. After three
+    # (best 1.7 s) the last takes 5 s: it holds.
+    steps = [(1.0, 2.0), (2.0, 1.7), (3.0, 3.5), (4.0, 5.0)]
+    rows = [
+        make_compared(measured, predicted, plan=Plan(micro_batch=i + 1), ranks=("w",))
+        for i, (predicted, measured) in enumerate(steps)
+    ]
+    one, three = certificates(rows)
+    assert (one.tried, one.groups, one.holds, one.above) == (1, 1, 0.0, pytest.approx(2 / 3))
+    assert (three.tried, three.groups, three.holds, three.above) == (3, 1, 1.0, 1.0)
+    nothing, _ = certificates([])
+    assert (nothing.groups, nothing.holds, nothing.above) == (0, None, None)

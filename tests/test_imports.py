@@ -32,7 +32,7 @@ CHAIN = {
         "stack",
     ),
     "space": ("space", "meshes", "narrowing", "duplicates"),
-    "physics": ("physics", "diagnosis", "certificate", "accuracy", "comparison"),
+    "physics": ("physics", "diagnosis", "certificate", "accuracy", "comparison", "ranked", "validation"),
     "readers": ("compiler", "trainer", "profile"),
     "tiers": ("tiers",),
     "executor": ("executor",),

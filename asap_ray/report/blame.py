@@ -46,5 +46,5 @@ def blame_line(row: Compared) -> str:
     what = f"{units.seconds(abs(off))} {'are missing' if off >= 0 else 'too much'}"
     if not closest:
         return f"{what}; no part alone is as long"
-    words = " or ".join(f"{each.part} at {factor_text(each.factor)} its prediction" for each in closest)
-    return f"{what}; alone would do: {words}"
+    words = " or ".join(f"{each.part} {factor_text(each.factor)}" for each in closest)
+    return f"{what}; alone would do: {words} as long"

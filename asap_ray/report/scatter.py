@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from asap_ray.comparison import Compared, Validation
+from asap_ray.comparison import Compared
 from asap_ray.report import units
 from asap_ray.report.space_map import SERIES
 from asap_ray.report.summary import finite
 from asap_ray.report.vega import LIMIT, finish
+from asap_ray.validation import Validation
 
 MOST_OFF = 100.0
 """Factor at which the picture by group ends; rows further off are drawn at its edge."""

@@ -8,19 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from asap_ray.comparison import (
-    Compared,
-    Validation,
-    coverages,
-    errors,
-    floors,
-    memory_errors,
-    memory_verdicts,
-    rankings,
-    split_by,
-    summed,
-)
+from asap_ray.comparison import Compared, coverages, errors, floors, memory_errors, memory_verdicts, split_by, summed
+from asap_ray.ranked import certificates, rankings
 from asap_ray.report.summary import finite
+from asap_ray.validation import Validation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +55,7 @@ def validation_fields(answer: ValidationAnswer) -> dict[str, Any]:
             "floor": asdict(floors(timed)),
             "floor_violations": len(floors(timed).violations),
             "coverage": _coverage(found),
+            "certificate": [asdict(each) for each in certificates(found.rows)],
             "unmapped": found.unmapped,
             "wall_s": answer.wall_s,
             "versions": answer.versions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asap_ray.comparison import Compared, Validation, errors, memory_errors, memory_verdicts, split_by
+from asap_ray.comparison import Compared, errors, memory_errors, memory_verdicts, split_by
 from asap_ray.report import units
 from asap_ray.report.blame import blame_line, blames, factor_text
 from asap_ray.report.outline import Grid
@@ -12,6 +12,7 @@ from asap_ray.report.page import script_json, template, vega
 from asap_ray.report.scatter import ratio_chart, scatter_chart
 from asap_ray.report.validation import ValidationAnswer
 from asap_ray.report.validation_outline import (
+    certificate_grid,
     coverage_grid,
     error_grid,
     floor_facts,
@@ -22,6 +23,7 @@ from asap_ray.report.validation_outline import (
     totals,
     unmapped_facts,
 )
+from asap_ray.validation import Validation
 
 WORST = 20
 
@@ -43,6 +45,7 @@ def validation_page(answer: ValidationAnswer) -> str:
         hardware=error_grid("hardware", hardware),
         ranking=ranking_grid(found.ranking_summaries()),
         rankings=ranking_rows(found),
+        certificates=certificate_grid(found),
         memory=memory_facts(found),
         verdicts=verdict_grid(found),
         peaks=peak_grid(found),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asap_ray.chip import chip_from_mapping
-from asap_ray.comparison import Compared, Validation
+from asap_ray.comparison import Compared
 from asap_ray.errors import AsapError, shown
 from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped
 from asap_ray.interchange.measured_flops import timed
@@ -28,6 +28,7 @@ from asap_ray.problem import Problem
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
+from asap_ray.validation import Validation
 
 STATUSES = ("ok", "oom", "fail")
 UNTIMED = "step time: not stated, nor a rate whose FLOP convention is known"

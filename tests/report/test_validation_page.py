@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from asap_ray.comparison import Validation
 from asap_ray.plan import Plan
 from asap_ray.report.blame import blame_line, blames
 from asap_ray.report.validation import ValidationAnswer
 from asap_ray.report.validation_page import WORST, validation_page
+from asap_ray.validation import Validation
 from tests.compared import TPU, make_compared
 from tests.report.test_page import EVIL, Elements
 
@@ -78,9 +78,7 @@ def test_blame_by_hand() -> None:
     found = {each.part: each.factor for each in blames(make_compared(2.0, 1.0))}
     assert found == {"matmul": pytest.approx(1.7 / 0.7), "tensor": pytest.approx(1.3 / 0.3)}
     line = blame_line(make_compared(2.0, 1.0))
-    assert (
-        line == "1.00 s are missing; alone would do: matmul at 2.43x its prediction or tensor at 4.33x its prediction"
-    )
+    assert line == "1.00 s are missing; alone would do: matmul 2.43x or tensor 4.33x as long"
 
 
 def test_a_part_shorter_than_the_excess_explains_nothing_alone() -> None:

@@ -72,6 +72,7 @@ def test_a_small_table_of_runs(validated) -> None:
     # A 0.4B model on 80 GB: nothing should run out of memory, so what is marked so is not foreseen.
     assert {key: found["memory"][key] for key in ("tp", "fp", "tn", "fn")} == {"tp": 0, "fp": 0, "tn": 4, "fn": 1}
     assert found["memory_error"]["n"] == 1
+    assert [(block["tried"], block["groups"]) for block in found["certificate"]] == [(1, 1), (3, 0)]
     assert (found["floor_violations"], found["floor"]["n"]) == (0, 4)
     assert (found["coverage"]["n"], found["unmapped"]) == (4, {})
     assert found["rows"]["mapped_share"] == 1.0
