@@ -19,13 +19,14 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "tune": "find the plan with the shortest step on each slice, and say why",
         "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
+        "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
     }
 )
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("calibrate", "compare", "nightly", "export", "show", "launch", "doctor"),
+        "task": ("compare", "nightly", "export", "show", "launch", "doctor"),
         "tiers": ("compile", "run", "command", "replay"),
         "agents": ("playbook", "llm", "policy"),
         "search": ("random", "gp", "cmaes", "nsga2", "qmc", "grid"),
@@ -56,7 +57,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 TEXTS = (
     *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
-    *("hardware.slices", "validate.tables"),
+    *("hardware.slices", "validate.tables", "calibrate.tables"),
 )
 MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate",)
+MODEL_FREE = ("validate", "calibrate")
 """Tasks that need neither a model nor hardware."""
 LONGEST_LABEL = 120
 """Characters of a run directory's name before its hash; file systems allow 255 bytes."""
@@ -87,6 +87,16 @@ class ValidateConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrateConfig:
+    """What constants are fitted to."""
+
+    tables: list[str] | None = field(
+        default=None, metadata=_help("tables of measured runs; null takes those that are carried, and starts afresh")
+    )
+    folds: bool = field(default=True, metadata=_help("also predict each run from the others (slower)"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One command: everything that a task needs, checked."""
 
@@ -111,6 +121,7 @@ class Config:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
+    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     seed: int = field(default=0, metadata=_help("same seed, same run"))
     top: int = field(default=10, metadata=_help("how many plans are listed"))
     run_dir: str | None = field(

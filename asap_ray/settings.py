@@ -13,6 +13,8 @@ from yaml import YAMLError
 
 from asap_ray.errors import ConfigError
 
+REPLACED = "calibration"
+"""The group whose files a user's own may replace."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -26,13 +28,14 @@ def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     """Files of `conf/<group>/` by name, sorted, with those of the user's own `config_dir`.
 
     Raises:
-        ConfigError: a file of `config_dir` has a name that is taken; it would be ignored.
+        ConfigError: a file of `config_dir` has a name that is taken; it would be ignored. A calibration is no name to
+            choose by, so that there it goes before ours.
     """
     if config_dir:
         _refuse_aliases(config_dir)
     ours = {path.stem: path for path in (data_dir("conf") / group).glob("*.yaml")}
     theirs = {path.stem: path for path in (Path(config_dir) / group).glob("*.yaml")} if config_dir else {}
-    if taken := sorted(ours.keys() & theirs.keys()):
+    if (taken := sorted(ours.keys() & theirs.keys())) and group != REPLACED:
         raise ConfigError("config_dir", theirs[taken[0]], f"a name of its own: {group}={taken[0]} is built in")
     return dict(sorted((ours | theirs).items()))
 

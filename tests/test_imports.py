@@ -45,11 +45,12 @@ PURE = VALUES | {"space", "physics"}
 BESIDE = {
     "stores": (("knowledge", "ledger"), VALUES | {"physics"}),
     "interchange": (("interchange",), PURE),
-    "report": (("report",), PURE | {"stores"}),
+    "fitting": (("fitting",), PURE | {"interchange"}),
+    "report": (("report",), PURE | {"stores", "interchange", "fitting"}),
     "config": (("config",), {"errors"}),
     "settings": (("settings",), {"errors"}),
     "border": (("checks", "overrides", "usage"), VALUES | {"config", "settings"}),
-    "tasks": (("tasks",), {*CHAIN, "stores", "interchange", "report", "config", "settings"}),
+    "tasks": (("tasks",), {*CHAIN, "stores", "interchange", "fitting", "report", "config", "settings"}),
     "entry": (("__main__",), {"errors", "config", "border", "tasks"}),
 }
 LAYER_OF = {name: layer for layer, names in CHAIN.items() for name in names} | {

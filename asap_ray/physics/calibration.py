@@ -42,8 +42,8 @@ class Calibration:
     over that of fully fused kernels. `overlap_*` are the fractions of each kind of traffic that the trainer issues
     asynchronously.
 
-    `interval_low`, `interval_high` are the 5% and 95% quantiles of measured over estimated step times, of
-    `interval_rows` public runs above 30% MFU. `sources` says where each figure is from, or that it is assumed and why.
+    `spread_compute`, `spread_network`, `spread_host` are how far estimates of these kinds of time are off: half-widths
+    of the logarithm that hold 90%. `sources` says where each figure is from, or that it is assumed and why.
     """
 
     matmul_fraction: float = _of("chip", 0.05, 1.0)
@@ -73,9 +73,9 @@ class Calibration:
     overlap_expert: float = _of("stack", 0.0, 1.0)
     overlap_pipeline: float = _of("stack", 0.0, 1.0)
     overlap_offload: float = _of("stack", 0.0, 1.0)
-    interval_low: float = _of("chip", 0.0, 1.0)
-    interval_high: float = _of("chip", 1.0, 100.0)
-    interval_rows: float = _of("chip", 0.0, math.inf)
+    spread_compute: float = _of("stack", 0.0, 5.0)
+    spread_network: float = _of("stack", 0.0, 5.0)
+    spread_host: float = _of("stack", 0.0, 5.0)
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -102,8 +102,6 @@ def calibration_from_mapping(name: str, given: Mapping[str, object]) -> Calibrat
         if key not in (*names, *_FITTED):
             raise ConfigError(f"calibration.{name}.{key}", given[key], f"allowed: {', '.join(names)}", names)
     numbers = {key: _number(name, key, given.get(key)) for key in CONSTANTS} | _fitted(name, given, CONSTANTS)
-    if not numbers["interval_low"] <= numbers["interval_high"]:
-        raise ConfigError(f"calibration.{name}.interval_low", numbers["interval_low"], "allowed: up to interval_high")
     return Calibration(**numbers, sources=_sources(name, given))
 
 

@@ -32,6 +32,10 @@ TIME_PARTS = (
 rest."""
 KERNEL_PARTS = ("matmul", "attention", "elementwise", "recompute", "head")
 """Parts in which kernels run: matrix units compute, or wait for HBM."""
+TRAFFIC_PARTS = ("tensor", "context", "expert", "fsdp", "gradient", "pipeline", "offload")
+HOST_PARTS = ("host", "optimizer", "input")
+KINDS = (KERNEL_PARTS, TRAFFIC_PARTS, HOST_PARTS)
+"""Parts by what decides how well they are known; a bubble is made of all three."""
 
 Levels = tuple[np.ndarray, np.ndarray]  # seconds on ICI, on DCN
 RESOURCES = ("compute", "hbm", "ici", "dcn", "pcie", "bubble", "host")
@@ -44,8 +48,8 @@ class Estimate:
     `time_parts` are seconds on the critical path and sum to the step; `busy` are seconds in which each resource works,
     hidden or not; `memory_parts` are bytes on the fullest device and sum to `hbm_bytes`; `floor_parts` are the least
     seconds of each resource. `mfu` is `Problem.mfu` of the step; `redundant` is the FLOPs of recomputation over the
-    model's own. `interval_s` is where 90% of the public runs above 30% MFU that this class of chip was measured by lie
-    around their estimates (calibration), cut at the floor. `overhead_s` is what of the step no plan changes.
+    model's own. `interval_s` is made to hold 90% of measured steps (`Pricer.interval`), cut at the floor.
+    `overhead_s` is what of the step no plan changes.
     """
 
     plan: Plan
@@ -97,6 +101,12 @@ class Prices:
 def summed(columns: Iterable[np.ndarray]) -> np.ndarray:
     """The sum of some columns [plans], row by row."""
     return reduce(np.add, columns)
+
+
+def kinds_of_time(parts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Shares of compute, traffic and host in a step [plans, 3], where a bubble is shared as all else is."""
+    seconds = np.stack([summed(parts[name] for name in kind) for kind in KINDS], axis=1)
+    return seconds / seconds.sum(axis=1, keepdims=True)
 
 
 def busy(

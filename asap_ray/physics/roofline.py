@@ -24,7 +24,7 @@ import numpy as np
 from asap_ray.meshes import Meshes
 from asap_ray.physics import network
 from asap_ray.physics.calibration import Calibration, Machine
-from asap_ray.physics.estimate import TIME_PARTS, Estimate, Levels, Prices, busy, summed
+from asap_ray.physics.estimate import TIME_PARTS, Estimate, Levels, Prices, busy, kinds_of_time, summed
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
 from asap_ray.physics.head import HEAD_KERNELS, head_work
 from asap_ray.physics.layer import CHANNELS, NUMBER_BYTES, LayerCost, LayerPricer, Units
@@ -119,10 +119,16 @@ class Pricer:
             memory_parts=memory,
         )
 
-    def interval(self, steps: np.ndarray, floors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Both ends of the intervals around estimated steps with these floors [plans]; see `Estimate.interval_s`."""
-        low, high = self.calibration.interval_low, self.calibration.interval_high
-        return np.maximum(steps * low, floors), np.maximum(steps * high, floors)
+    def interval(self, prices: Prices, floors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Both ends of the intervals around estimated steps with these floors [plans]; see `Estimate.interval_s`.
+
+        Compute, traffic and host err independently, each by its spread (`Calibration`) times its share of the step; so
+        the logarithm of the step has the half-width sqrt(sum (share x spread)^2).
+        """
+        c = self.calibration
+        spreads = np.array([c.spread_compute, c.spread_network, c.spread_host])
+        wide = np.exp(np.sqrt(np.square(kinds_of_time(prices.time_parts) * spreads).sum(axis=1)))
+        return np.maximum(prices.step_time_s / wide, floors), np.maximum(prices.step_time_s * wide, floors)
 
     def memory(self, rows: PlanColumns, stage: str = "fullest") -> dict[str, np.ndarray]:
         """Bytes of each memory part on the devices of a stage [plans], as `memory_parts` has them."""
@@ -282,7 +288,7 @@ class Pricer:
         prices, floors = self.price(rows), self._tables(rows.meshes).floors.parts(rows)
         workload = self.problem.workload
         again = self._tables(rows.meshes).floors.again_flops
-        lows, highs = self.interval(prices.step_time_s, floors.max(axis=0))
+        lows, highs = self.interval(prices, floors.max(axis=0))
         found = []
         for i, plan in enumerate(plans):
             step, floor = float(prices.step_time_s[i]), float(floors[:, i].max())

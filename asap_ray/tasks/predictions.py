@@ -12,20 +12,16 @@ from typing import Any
 from asap_ray.chip import chip_from_mapping
 from asap_ray.comparison import Compared
 from asap_ray.errors import AsapError, shown
+from asap_ray.fitting.parameters import beliefs_of
+from asap_ray.fitting.store import Folds, read_folds
 from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped
 from asap_ray.interchange.measured_flops import timed
 from asap_ray.interchange.measured_groups import MeasuredGroups
-from asap_ray.physics.calibration import (
-    CONSTANTS,
-    Calibration,
-    Calibrations,
-    calibration_of,
-    calibrations_from_mappings,
-)
+from asap_ray.physics.calibration import CONSTANTS, Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.problem import Problem
-from asap_ray.settings import data_dir, load_group, read_settings
+from asap_ray.settings import data_dir, load_group, read_settings, setting_files
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
 from asap_ray.validation import Validation
@@ -90,18 +86,23 @@ def _content(row: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple((name, row[name]) for name in sorted(row) if name not in hidden and row[name] is not None)
 
 
-def constants_of(calibrations: Calibrations) -> CalibrationFor:
-    """How the constants are chosen that a row is predicted with."""
-    return lambda row: calibration_of(row.problem.slice.chip, row.problem.stack.name, calibrations)
-
-
 def load_constants(config_dir: str | None = None) -> CalibrationFor:
-    """`constants_of` the calibrations in conf/calibration.
+    """How the constants are chosen that a row is predicted with: those of conf/calibration, but for a row that they
+    were fitted to, those that were fitted without it (`fitting.folds`). A user's own calibrations are taken as they
+    are.
 
     Raises:
         ConfigError: a calibration cannot be used.
     """
-    return constants_of(calibrations_from_mappings(load_group("calibration", config_dir)))
+    files = load_group("calibration", config_dir)
+    beliefs, own = beliefs_of(files, keeps_fits=True), setting_files("calibration", config_dir)
+    ours = all(path.is_relative_to(data_dir("conf")) for path in own.values())
+    folds = read_folds(data_dir("knowledge") / "measured" / "folds.parquet") if ours else Folds((), {})
+
+    def constants(row: MeasuredRow) -> Calibration:
+        return beliefs.calibration(row.problem.slice.chip, row.problem.stack.name, folds.values_for(row) or {})
+
+    return constants
 
 
 def predict(

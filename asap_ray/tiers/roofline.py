@@ -126,8 +126,8 @@ class Roofline:
             front.offer(space, rows, prices.hbm_bytes, prices.step_time_s, ~inside)
             lean.offer(space, rows, prices.hbm_bytes)
             floor = pricer.floor(rows)
-            steps, floors = prices.step_time_s[inside], floor[inside]
-            untried.offer(space, rows.take(inside), steps, floors, pricer.interval(steps, floors)[0])
+            steps, floors, lows = prices.step_time_s[inside], floor[inside], pricer.interval(prices, floor)[0][inside]
+            untried.offer(space, rows.take(inside), steps, floors, lows)
             for sampler, mask in zip(spread, (inside, ~inside), strict=True):
                 sampler.offer(rows, prices, floor, inside, mask)
             if progress:

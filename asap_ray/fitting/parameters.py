@@ -1,0 +1,148 @@
+"""Which constants are fitted, and what is believed of each before any run is seen.
+
+A parameter is one constant of one calibration file. The belief is a normal distribution around what the file (or its
+base, or its class) states, of the logarithm, or of the value itself for fractions of overlap. In units of its standard
+deviation a parameter is 0 where it is as stated; so the penalty of a fit is the sum of squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from asap_ray.chip import Chip
+from asap_ray.physics.calibration import (
+    CONSTANTS,
+    Calibration,
+    Calibrations,
+    calibration_of,
+    calibrations_from_mappings,
+)
+
+BELIEF = {
+    "matmul_fraction": 0.12,
+    "contraction_ramp": 0.5,
+    "narrow_fraction": 0.15,
+    "attention_fraction": 0.25,
+    "hbm_fraction": 0.08,
+    "ici_fraction": 0.25,
+    "dcn_fraction": 0.4,
+    "pcie_fraction": 0.25,
+    "hop_latency_s": 0.7,
+    "ici_start_s": 0.7,
+    "dcn_latency_s": 0.7,
+    "dcn_start_s": 0.7,
+    "kernel_launch_s": 0.4,
+    "host_launch_s": 0.7,
+    "batch_overhead_s": 1.0,
+    "step_overhead_s": 1.0,
+    "elementwise_passes": 0.4,
+    "optimizer_passes": 0.4,
+}
+"""Standard deviation of the logarithm: benchmarks of large matmuls and of HBM agree to about a tenth, links to a
+quarter, latencies and what a trainer's host needs to a factor of two."""
+OVERLAP_BELIEF = 0.3
+"""Standard deviation of a fraction of overlap."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Parameter:
+    """One constant of one file of `conf/calibration/`."""
+
+    file: str
+    constant: str
+
+    @property
+    def linear(self) -> bool:
+        """Whether the belief is of the value itself, not of its logarithm."""
+        return self.constant.startswith("overlap_")
+
+
+Values = Mapping[Parameter, float]
+
+
+def file_of(chip: Chip, bases: Mapping[str, str]) -> str:
+    """The file whose constants are fitted to a chip's runs: the last of its bases before the class, which chips of the
+    same silicon share."""
+    name = chip.name.replace("-", "_")
+    while bases.get(name, chip.kind) != chip.kind:
+        name = bases[name]
+    return name
+
+
+def stack_file(stack: str) -> str:
+    """The file of a stack."""
+    return f"stack_{stack}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beliefs:
+    """What the files state without their fits; `bases` are the bases of chips' files."""
+
+    stated: Calibrations
+    bases: Mapping[str, str]
+
+    def parameters(self, pairs: Iterable[tuple[Chip, str]]) -> list[Parameter]:
+        """All that may be fitted to runs of some chips and stacks; what is stated as 0 does not exist there."""
+        found = set()
+        for chip, stack in pairs:
+            known, files = calibration_of(chip, stack, self.stated), (file_of(chip, self.bases), stack_file(stack))
+            for name, about in CONSTANTS.items():
+                exists = name.startswith("overlap_") or (name in BELIEF and getattr(known, name) > 0)
+                if exists:
+                    found.add(Parameter(files[about["owner"] == "stack"], name))
+        return sorted(found)
+
+    def calibration(self, chip: Chip, stack: str, values: Values) -> Calibration:
+        """The constants of a chip and stack with fitted ones in their place."""
+        files = (file_of(chip, self.bases), stack_file(stack))
+        own = {p.constant: value for p, value in values.items() if p.file in files}
+        return replace(calibration_of(chip, stack, self.stated), **own)
+
+
+def beliefs_of(files: Mapping[str, Mapping[str, Any]], keeps_fits: bool) -> Beliefs:
+    """What the files of `conf/calibration/` say, with what was fitted before or without it.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    dropped = () if keeps_fits else ("fitted", "rows")
+    stated = {name: {k: v for k, v in given.items() if k not in dropped} for name, given in files.items()}
+    bases = {name: str(given["base"]) for name, given in files.items() if "base" in given}
+    return Beliefs(stated=calibrations_from_mappings(stated), bases=bases)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Parameters as numbers in units of their beliefs' standard deviations [parameters]."""
+
+    parameters: tuple[Parameter, ...]
+    stated: np.ndarray
+    spread: np.ndarray
+    linear: np.ndarray
+
+    @classmethod
+    def of(cls, parameters: Iterable[Parameter], stated: Iterable[float]) -> Scale:
+        """The scale of some parameters that files state so."""
+        known = tuple(parameters)
+        spread = [OVERLAP_BELIEF if p.linear else BELIEF[p.constant] for p in known]
+        return cls(known, np.array(list(stated)), np.array(spread), np.array([p.linear for p in known], bool))
+
+    def values(self, x: np.ndarray) -> dict[Parameter, float]:
+        """The constants themselves."""
+        found = np.where(self.linear, self.stated + x * self.spread, self.stated * np.exp(x * self.spread))
+        pairs = zip(self.parameters, found.tolist(), strict=True)
+        return {p: min(max(v, CONSTANTS[p.constant]["least"]), CONSTANTS[p.constant]["most"]) for p, v in pairs}
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """What the physics allows."""
+        ends = []
+        for end in ("least", "most"):
+            limit = np.array([CONSTANTS[p.constant][end] for p in self.parameters])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ends.append(np.where(self.linear, limit - self.stated, np.log(limit / self.stated)) / self.spread)
+        return ends[0], ends[1]
