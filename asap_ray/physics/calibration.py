@@ -18,6 +18,11 @@ import numpy as np
 from asap_ray.chip import KIN, Chip
 from asap_ray.errors import ConfigError
 from asap_ray.plan import PRECISIONS
+from asap_ray.workload import DTYPE_BYTES
+
+PLAIN_BYTES = DTYPE_BYTES["bf16"]
+CAST_COPIES = 2.0
+"""Copies that a cast writes: rows and columns, since narrow matmuls contract along contiguous numbers only."""
 
 
 def _of(owner: str, least: float, most: float) -> Any:
@@ -31,16 +36,21 @@ class Calibration:
 
     Of a chip: `matmul_fraction` is what a large, well-shaped matmul reaches of the peak, `contraction_ramp` the
     contraction length at which a matmul reaches half of that, `narrow_fraction` what formats of 8 bits and less reach
-    besides. `attention_fraction` is the share of the peak of a fused attention kernel. `hop_latency_s`, `dcn_latency_s`
-    are paid by each step of a collective, `ici_start_s`, `dcn_start_s` once by each. `kernel_launch_s` is the time
-    between two kernels on the device. `workspace_bytes` and `fragmentation` (of what comes and goes) are memory that no
-    tensor of the plan accounts for.
+    besides, and `four_bit_fraction` what those of 4 bits reach besides that. `attention_fraction` is the share of the
+    peak of a fused attention kernel written for the chip, `portable_fraction` that of one written for any chip of its
+    kind (FlashAttention-2). `hop_latency_s`, `dcn_latency_s` are paid by each step of a collective, `ici_start_s`,
+    `dcn_start_s` once by each. `kernel_launch_s` is the time between two kernels on the device. `workspace_bytes` and
+    `fragmentation` (of what comes and goes) are memory that no tensor of the plan accounts for.
 
     Of a stack: `host_launch_s` is what the host needs for each kernel (a device that computes faster waits for it),
     `batch_overhead_s` what each micro-batch costs a stage besides, `step_overhead_s` is paid once a step.
-    `elementwise_passes` and `optimizer_passes` are the HBM traffic of what stands around matmuls and of the optimizer
-    over that of fully fused kernels. `overlap_*` are the fractions of each kind of traffic that the trainer issues
-    asynchronously.
+    `elementwise_passes`, `expert_passes` and `optimizer_passes` are the HBM traffic of what stands around matmuls, of
+    what stands around those of routed experts (permutation, padding), and of the optimizer, over that of fully fused
+    kernels; `cast_passes` is that of casts to narrow formats over casts in kernels of their own. `expert_launches` is
+    how many kernels each expert of a rank needs for what a grouped matmul does in one. `expert_merge` is the share of a
+    token's copies, for experts of one rank, or of one host, that are sent as one. `portable_attention` is the share of
+    attention that runs in portable kernels. `overlap_*` are the fractions of each kind of traffic that the trainer
+    issues asynchronously.
 
     `spread_compute`, `spread_network`, `spread_host` are how far estimates of these kinds of time are off: half-widths
     of the logarithm that hold 90%. `sources` says where each figure is from, or that it is assumed and why.
@@ -49,7 +59,9 @@ class Calibration:
     matmul_fraction: float = _of("chip", 0.05, 1.0)
     contraction_ramp: float = _of("chip", 0.0, 4096.0)
     narrow_fraction: float = _of("chip", 0.05, 1.0)
+    four_bit_fraction: float = _of("chip", 0.05, 1.0)
     attention_fraction: float = _of("chip", 0.02, 1.0)
+    portable_fraction: float = _of("chip", 0.02, 1.0)
     hbm_fraction: float = _of("chip", 0.05, 1.0)
     ici_fraction: float = _of("chip", 0.02, 1.0)
     dcn_fraction: float = _of("chip", 0.02, 1.0)
@@ -66,6 +78,11 @@ class Calibration:
     step_overhead_s: float = _of("stack", 0.0, 10.0)
     elementwise_passes: float = _of("stack", 0.2, 10.0)
     optimizer_passes: float = _of("stack", 0.2, 10.0)
+    expert_passes: float = _of("stack", 0.2, 20.0)
+    expert_launches: float = _of("stack", 0.0, 100.0)
+    expert_merge: float = _of("stack", 0.0, 1.0)
+    cast_passes: float = _of("stack", 0.0, 5.0)
+    portable_attention: float = _of("stack", 0.0, 1.0)
     overlap_fsdp: float = _of("stack", 0.0, 1.0)
     overlap_gradient: float = _of("stack", 0.0, 1.0)
     overlap_tensor: float = _of("stack", 0.0, 1.0)
@@ -190,14 +207,18 @@ def _number(name: str, key: str, value: object) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One device as the cost formulas see it: what it achieves of its datasheet.
+    """One device as the cost formulas see it: what it achieves of its datasheet, under the kernels of a stack.
 
-    `peaks` are FLOP/s by precision code [precisions]; `tile` and `units` describe its matrix units, `streams` is true
-    where rows stream through a systolic array (TPU) and false where tiles are handed to processors in waves (GPU).
+    `peaks` are FLOP/s by precision code [precisions], `plain_peaks` those of a matmul that is kept out of narrow
+    formats, `cast_bytes` the HBM traffic of casting a number; `tile` and `units` describe its matrix units, `streams`
+    is true where rows stream through a systolic array (TPU) and false where tiles are handed to processors in waves
+    (GPU).
     """
 
     peaks: np.ndarray
+    plain_peaks: np.ndarray
     attention_peaks: np.ndarray
+    cast_bytes: np.ndarray
     contraction_ramp: float
     tile: int
     units: float
@@ -205,17 +226,27 @@ class Machine:
     hbm_bytes_per_s: float
     pcie_bytes_per_s: float
     kernel_launch_s: float
+    expert_passes: float
+    expert_launches: float
+    expert_merge: float
 
     @classmethod
     def achieved(cls, chip: Chip, calibration: Calibration) -> Machine:
         """The device as calibrated."""
         peaks = peak_flops(chip)
         plain = peak_flops(chip, ("bf16",))[0]
-        attention = np.minimum(peaks, plain)
+        wide = np.minimum(peaks, plain)
+        widths = np.array([DTYPE_BYTES[name] for name in PRECISIONS])
         narrow = np.where(peaks > plain, calibration.narrow_fraction, 1.0)
+        narrow = np.where((peaks > plain) & (widths < 1), narrow * calibration.four_bit_fraction, narrow)
+        portable = calibration.portable_attention
+        attention = 1.0 / ((1.0 - portable) / calibration.attention_fraction + portable / calibration.portable_fraction)
+        casts = np.where(widths < PLAIN_BYTES, PLAIN_BYTES + CAST_COPIES * widths, 0.0)
         return cls(
             peaks=peaks * narrow * calibration.matmul_fraction,
-            attention_peaks=attention * calibration.attention_fraction,
+            plain_peaks=wide * calibration.matmul_fraction,
+            attention_peaks=wide * attention,
+            cast_bytes=casts * calibration.cast_passes,
             contraction_ramp=calibration.contraction_ramp,
             tile=chip.matrix_tile,
             units=chip.device_matrix_units,
@@ -223,6 +254,9 @@ class Machine:
             hbm_bytes_per_s=chip.device_hbm_bytes_per_s * calibration.hbm_fraction,
             pcie_bytes_per_s=chip.device_pcie_bytes_per_s * calibration.pcie_fraction,
             kernel_launch_s=calibration.kernel_launch_s,
+            expert_passes=calibration.expert_passes,
+            expert_launches=calibration.expert_launches,
+            expert_merge=calibration.expert_merge,
         )
 
 

@@ -17,8 +17,11 @@ pick, gradient."""
 
 
 def head_work(workload: Workload, units: Units, machine: Machine) -> Work:
-    """Projection and loss, forward and backward, for one micro-batch [units]."""
-    head, peak = workload.architecture.head, machine.peaks[units.precision]
+    """Projection and loss, forward and backward, for one micro-batch [units].
+
+    No trainer described here puts the projection in a narrow format: it decides the loss.
+    """
+    head, peak = workload.architecture.head, machine.plain_peaks[units.precision]
     shape = (units.tokens, head.k, head.n / units.tensor, peak, machine, 1, units.number_bytes)
     logit_bytes = LOGIT_PASSES * units.number_bytes + FLOAT_LOGIT_BYTES
     loss = units.tokens * head.n / units.tensor * logit_bytes / machine.hbm_bytes_per_s

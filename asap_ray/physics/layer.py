@@ -32,9 +32,10 @@ KERNELS = {"matmul": (1, 2), "attention": (1, 1), "elementwise": (5, 5)}
 """Launches forward and backward: of a matmul one, then one for each gradient; of what stands around a norm or an
 activation (residual, dropout, rotary embedding, casts) a handful. Counted for matmuls and attention, assumed for the
 rest: eager frameworks launch more, compilers fuse to fewer."""
-PASSES = {"attn_in": 4.0, "mlp_in": 4.0, "act": 3.0, "expert_in": 3.0, "expert_act": 3.0}
+PASSES = {"attn_in": 4.0, "mlp_in": 4.0, "act": 3.0, "expert_in": 3.0, "expert_act": 3.0, "expert_out": 3.0}
 """Times that a forward pass moves a tensor's bytes through HBM to make it: a norm reads its input and the residual and
-writes both; a gate reads twice what it writes. Counted, with everything around one tensor fused."""
+writes both; a gate reads twice what it writes; the copies of tokens are sorted for their experts, sent, and sorted
+back. Counted, with everything around one tensor fused."""
 CHANNELS = ("tensor", "context", "expert")
 NUMBER_BYTES = np.array([number_bytes(name) for name in PRECISIONS])
 """Bytes of a number between matmuls, by precision code."""
@@ -133,11 +134,20 @@ class LayerPricer:
             made = PRODUCT_OF.get(matmul.name)
             flags = recomputed(self.policies, made) if made else self.rerun
             self._add(cost, "matmul", group.count, self._matmul(units, matmul, peak), flags)
+            if matmul.kind == "expert":
+                held = np.asarray(sharded_matmul(self.workload.architecture, matmul, units)[3])
+                each = self.machine.expert_launches * (sum(KERNELS["matmul"]) + flags)
+                cost.kernels += group.count * held[:, None] * each
 
     def _matmul(self, units: Units, matmul: Matmul, peak: np.ndarray) -> tuple[Work, Work]:
-        m, k, n, groups = sharded_matmul(self.workload.architecture, matmul, units)
+        m, k, n, groups = map(np.asarray, sharded_matmul(self.workload.architecture, matmul, units))
         shape = (m, k, n, peak, self.machine, groups, units.number_bytes)
-        return matmul_work(*shape), gradients_work(*shape)
+        # Inputs are cast forward, gradients of outputs backward; narrow weights last for all of a step.
+        casts = self.machine.cast_bytes[units.precision] / self.machine.hbm_bytes_per_s
+        return (
+            matmul_work(*shape) + Work.moved(m * k * groups * casts),
+            gradients_work(*shape) + Work.moved(m * n * groups * casts),
+        )
 
     def _attention(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         attention = self.workload.architecture.attention
@@ -165,7 +175,8 @@ class LayerPricer:
             if tensor.name not in PASSES or not tensor.token_bytes(1.0):
                 continue
             size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
-            forward = Work.moved(self.passes * PASSES[tensor.name] * size / self.machine.hbm_bytes_per_s)
+            over = self.machine.expert_passes if tensor.name.startswith("expert") else self.passes
+            forward = Work.moved(over * PASSES[tensor.name] * size / self.machine.hbm_bytes_per_s)
             again = recomputed(self.policies, tensor.name)
             self._add(cost, "elementwise", group.count, (forward, forward.times(2)), again)
 
@@ -218,7 +229,13 @@ class LayerPricer:
         assert experts is not None
         copies = units.tokens * experts.topk / units.sequence_shards
         payload = copies * self.workload.architecture.d_model * units.number_bytes
-        exchange = network.all_to_all(units.links["expert"], payload)
+        link = units.links["expert"]
+        inside, across = _sent(link, experts.topk)
+        merge = self.machine.expert_merge
+        exchange = (
+            network.all_to_all(link, payload * (1.0 + merge * (inside - 1.0)))[0],
+            network.all_to_all(link, payload * (1.0 + merge * (across - 1.0)))[1],
+        )
         flags = recomputed(self.policies, "expert_in").astype(float) + recomputed(self.policies, "expert_out")
         for level in (0, 1):
             cost.wire["expert"][level][:] += group.count * 4 * exchange[level]
@@ -241,6 +258,17 @@ def sharded_matmul(
     assert experts is not None
     held = experts.experts / units.expert
     return units.tokens * experts.topk / held, k, n, held
+
+
+def _sent(link: Link, topk: int) -> tuple[np.ndarray, np.ndarray]:
+    """What is sent inside and across hosts, over a copy for each expert, if each host gets one copy of a token and
+    passes it on to its ranks, one each [units], as DeepEP sends (github.com/deepseek-ai/DeepEP).
+
+    Experts are drawn evenly: each of n ranks, or hosts, needs a token with probability 1 - (1 - 1/n)^topk.
+    """
+    ranks = link.n_ici * link.n_dcn
+    held, hosts = (n * (1.0 - (1.0 - 1.0 / n) ** topk) / topk for n in (ranks, link.n_dcn))
+    return held * link.n_dcn, hosts
 
 
 def attention_flops(workload: Workload, group: LayerGroup, units: Units) -> np.ndarray:
