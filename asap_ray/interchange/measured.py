@@ -191,7 +191,8 @@ class Mapper:
                 inferred.append(f"{name}: the table's own inference")
         for entry in self.defaults["sources"]:
             named = re.search(entry["match"], str(row.get("source_name") or ""), re.IGNORECASE)
-            if not named or any(row.get(k) != v for k, v in entry.get("when", {}).items()):
+            noted = re.search(entry.get("noted", ""), str(row.get("notes") or ""))
+            if not (named and noted) or any(row.get(k) != v for k, v in entry.get("when", {}).items()):
                 continue
             for name, value in entry["fields"].items():
                 if filled.get(name) is None or name in entry.get("when", {}):
@@ -273,7 +274,7 @@ def _schedule(stack: Stack, degrees: Degrees) -> str:
         return "none"
     if degrees.virtual > 1:
         return "interleaved"
-    return "1f1b" if "1f1b" in stack.schedules else "gpipe"
+    return next(name for name in ("1f1b", "gpipe", "zero_bubble") if name in stack.schedules)
 
 
 def _measured(
