@@ -6,7 +6,8 @@ A step is `accumulation` micro-batches through a stage of the pipeline, plus wha
 
 `work` is compute on the critical stage, `exposed` the traffic that does not hide under it. The stack says which
 fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`, and
-gradients under what that leaves of the last backward pass. The bubble is (p - 1) / v micro-batches of a stage's layers
+gradients under what that leaves of the last backward pass, and weights that ZeRO gathers under the first forward pass.
+The bubble is (p - 1) / v micro-batches of a stage's layers
 (arXiv 2104.04473, section 2.2), a third of it with zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on
 the last stage, which is the critical one, or, where the pipeline is a loop over the layers alone, is spread over all
 stages. `serial` is the same with nothing hidden, so floor <= step <= serial for every plan.
@@ -102,8 +103,10 @@ class Pricer:
         layers = summed(work.values()) - work["head"]
         exposed, shown = self._exposed(layers, work["head"], total)
         backward = batch.share * summed(part.total_s for part in batch.cost.backward.values())[batch.of]
+        # Gradients go under the last backward pass, weights that ZeRO gathers under the first forward pass.
+        passes = np.where(batch.c["zero"] > 0, layers, backward)
         left = layers + work["head"] + summed(exposed.values()) - summed(total.values())
-        room = np.maximum(np.minimum(backward, left), 0.0)
+        room = np.maximum(np.minimum(passes, left), 0.0)
         hidden = np.minimum(self.overlap["gradient"] * gradient, room)
         parts = self._parts(batch, work | exposed, layers + shown, gradient - hidden, memory)
         serial = self._parts(batch, work | total, layers + summed(total.values()), gradient, memory)
@@ -203,9 +206,17 @@ class Pricer:
         work["recompute"] = share * batch.by_policy(cost.again.total_s)
         work["head"] = spread * head.total_s[of]
         layers = reduce(add, parts.values())
+        work["head"] = np.maximum(work["head"] - self._spared(batch) * (summed(work.values()) - work["head"]), 0.0)
         waits = share * batch.by_policy(layers.waits_s[:, None] + cost.again.waits_s) + spread * head.waits_s[of]
         hbm = share * batch.by_policy(layers.hbm_s[:, None] + cost.again.hbm_s) + spread * head.hbm_s[of]
         return work, waits, hbm
+
+    def _spared(self, batch: _Batch) -> np.ndarray:
+        """Layers that the stage of the head holds less than the fullest, over what that holds [plans]: trainers that
+        split layers unevenly leave half of what is missing to the first stage, for its embedding, and half to it."""
+        pipeline, layers = batch.c["pipeline"], self.problem.workload.architecture.layers
+        fewer = np.ceil((batch.held * pipeline - layers) / 2.0) if self.problem.stack.uneven_layers else 0.0
+        return np.where((pipeline > 1) & (not self.problem.stack.holds_all), fewer / batch.held, 0.0)
 
     def _wires(self, batch: _Batch, tables: _Tables) -> dict[str, Levels]:
         """Traffic of one micro-batch on one stage, by kind; `gradient` is of the whole step."""

@@ -95,3 +95,23 @@ def test_experts_that_are_launched_alone_cost_a_launch_each(physics):
     )
     # 32 layers, two matmuls forward and their four gradients, two of eight experts on a rank.
     assert alone - grouped == pytest.approx(32 * 6 * 2 * 5 * 1e-6)
+
+
+@pytest.mark.parametrize(("layers", "held", "spared"), [(28, 7, 0), (30, 8, 1), (31, 8, 1), (29, 8, 2)])
+def test_layers_that_do_not_divide_leave_room_for_the_head(physics, layers, held, spared):
+    # Four stages of eight layers hold 29 of them as 7 + 8 + 8 + 6, with embedding and head at the ends.
+    problem = physics.problem("llama3_8b", "a100x8", "megatron", 8, 4096)
+    line = "pipeline=4 tensor=2 micro_batch=1 accumulation=8 schedule=1f1b"
+
+    def parts(layers: int) -> dict[str, float]:
+        model = replace(problem.workload.architecture, layers=layers)
+        changed = replace(problem, workload=replace(problem.workload, architecture=model))
+        return dict(physics.estimate(changed, line).time_parts)
+
+    whole, d, vocab = parts(32)["head"], 4096, 128256
+    assert whole == pytest.approx(
+        8 * 4096 * vocab / 2 * (3 * 2 * d / 312e12 + 14 / 2.039e12), rel=0.03
+    )  # waves that are not full
+    found = parts(layers)
+    stage = sum(found[name] for name in ("matmul", "attention", "elementwise"))
+    assert found["head"] == pytest.approx(whole - spared * stage / held)

@@ -125,8 +125,9 @@ def test_a_gpu_step_by_hand(physics):
     # 18 bytes a parameter; gradients are summed in float32, weights gathered in 16 bits, each half crossing once.
     layer, embedding = 12 * h * h / 8 + 13 * h, vocab * h / 8 + 2048 * h
     gradient = 6 * (layers * layer + embedding) / 2 / dcn + 2 * (0.5 + 1) * message
-    behind = layers * (backward + 2.5 * attention + 2 * elementwise)
-    assert behind < 0.8 * gradient  # the last micro-batch's backward pass is all it can hide under
+    # The last backward pass and, for the weights that ZeRO gathers, the first forward pass; but for what hides already.
+    behind = min(work, work + head - hidden)
+    assert behind < 0.8 * gradient
     launches = layers * (57 + 26) * 4e-6
     held = layers * layer + embedding  # of the first stage, which is the fuller one
     expected = {
