@@ -30,8 +30,8 @@ def mapped() -> dict[str, MeasuredRow]:
         ("torchtitan-001", "h100-96", "torchtitan_eager"),  # notes: eager; H100 96GB HBM2e, 500 W
         ("torchtitan-002", "h100-96", "torchtitan"),  # notes: torch.compile
         ("torchtitan-036", "a100", "torchtitan"),
-        ("mbridge-010", "gb200", "bridge"),  # notes: container 26.08
-        ("mbridge-093", "gb200", "nemo"),  # notes: container 26.04.01
+        ("mbridge-010", "gb200", "bridge_fused"),  # notes: container 26.08
+        ("mbridge-093", "gb200", "bridge"),  # notes: container 26.04.01
         ("deepseek-001", "h800", "hai"),
     ],
 )
