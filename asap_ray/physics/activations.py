@@ -113,6 +113,11 @@ def recomputed(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
     return np.array([tensor not in policy.kept for policy in policies])
 
 
+def recomputed_share(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
+    """How much of a tensor each policy computes again, 0 to 1 [policies]."""
+    return recomputed(policies, tensor) + np.array([0.5 * (tensor in policy.halves) for policy in policies])
+
+
 def on_device(policies: tuple[Remat, ...], tensor: str) -> np.ndarray:
     """The share of a tensor that each policy keeps in device memory [policies]."""
     if tensor == "input":

@@ -14,7 +14,7 @@ import numpy as np
 from asap_ray.architecture import Architecture, LayerGroup
 from asap_ray.layers import Matmul
 from asap_ray.physics import network
-from asap_ray.physics.activations import PRODUCT_OF, kept_tensors, recomputed
+from asap_ray.physics.activations import PRODUCT_OF, kept_tensors, recomputed, recomputed_share
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.matmul import Work, gradients_work, matmul_work
 from asap_ray.physics.network import Link
@@ -132,7 +132,7 @@ class LayerPricer:
         peak = self.machine.peaks[units.precision]
         for matmul in self.workload.architecture.matmuls(group):
             made = PRODUCT_OF.get(matmul.name)
-            flags = recomputed(self.policies, made) if made else self.rerun
+            flags = recomputed_share(self.policies, made) if made else self.rerun
             self._add(cost, "matmul", group.count, self._matmul(units, matmul, peak), flags)
             if matmul.kind == "expert":
                 held = np.asarray(sharded_matmul(self.workload.architecture, matmul, units)[3])
