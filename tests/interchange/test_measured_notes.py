@@ -32,6 +32,7 @@ def mapped() -> dict[str, MeasuredRow]:
         ("torchtitan-036", "a100", "torchtitan"),
         ("mbridge-010", "gb200", "bridge_fused"),  # notes: container 26.08
         ("mbridge-093", "gb200", "bridge"),  # notes: container 26.04.01
+        ("mbridge-053", "gb300", "bridge"),  # Kimi K2 in container 26.06, which the release notes do not name
         ("deepseek-001", "h800", "hai"),
     ],
 )
