@@ -148,14 +148,16 @@ def _whole(name: str, given: Mapping[str, Mapping[str, object]], seen: tuple[str
         raise ConfigError(f"calibration.{name}.base", base, f"allowed: {', '.join(known)}", known)
     under = _whole(str(base), given, (*seen, name))
     # A figure of the file's own goes before one that was fitted to its base.
-    kept = {key: pair for key, pair in _mapping(under, "fitted").items() if key not in own}
-    whole = {**under, **own, "fitted": {**kept, **_mapping(own, "fitted")}}
+    kept = {key: pair for key, pair in _fits(str(base), under).items() if key not in own}
+    whole = {**under, **own, "fitted": {**kept, **_fits(name, own)}}
     return {**whole, "sources": {**_sources(name, under), **_sources(name, own)}}
 
 
-def _mapping(given: Mapping[str, object], key: str) -> Mapping[str, object]:
-    found = given.get(key, {})
-    return found if isinstance(found, Mapping) else {key: found}
+def _fits(name: str, given: Mapping[str, object]) -> Mapping[object, object]:
+    found = given.get("fitted", {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"calibration.{name}.fitted", found, "allowed: a mapping of constants to [value, error]")
+    return found
 
 
 def calibration_of(chip: Chip, stack: str, calibrations: Calibrations) -> Calibration:
@@ -175,11 +177,8 @@ def _stack_constants(name: str, given: Mapping[str, object]) -> Mapping[str, flo
 
 
 def _fitted(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> dict[str, float]:
-    fitted, names = given.get("fitted", {}), list(allowed)
-    if not isinstance(fitted, Mapping):
-        raise ConfigError(f"calibration.{name}.fitted", fitted, "allowed: a mapping of constants to [value, error]")
-    found = {}
-    for key, pair in fitted.items():
+    names, found = list(allowed), {}
+    for key, pair in _fits(name, given).items():
         if key not in names:
             raise ConfigError(f"calibration.{name}.fitted", key, f"allowed: {', '.join(names)}", names)
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
