@@ -70,9 +70,10 @@ class Stack:
     (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp.
     `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches
     must be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until
-    the backward pass (autodiff over a loop), `reruns_output` where recomputation runs a layer's last matmul again,
-    although no gradient needs it, `holds_gradients` where buffers of gradients exist from the start of a step and those
-    of one layer beside them; elsewhere a step of one micro-batch has none yet while it computes the loss.
+    the backward pass (autodiff over a loop), `routes_by_matmul` where tokens go to experts of limited capacity by
+    one-hot matmuls, `reruns_output` where recomputation runs a layer's last matmul again, although no gradient needs
+    it, `holds_gradients` where buffers of gradients exist from the start of a step and those of one layer beside them;
+    elsewhere a step of one micro-batch has none yet while it computes the loss.
 
     `stages_by_cost` is true where a pipeline is cut by the cost of layers and head, and a layer on a cut stays on the
     earlier stage; else each stage takes as many layers. `keeps_gathered` is true where sequence parallelism keeps the
@@ -102,6 +103,7 @@ class Stack:
     context_chunks: int
     fsdp_divides: bool
     replicates_kv: bool
+    routes_by_matmul: bool
     remat: tuple[Remat, ...]
     attention: tuple[str, ...]
     precisions: tuple[str, ...]

@@ -38,18 +38,27 @@ def number_bytes(precision: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A model trained on `global_batch` sequences of `seq_len` tokens a step."""
+    """A model trained on `global_batch` sequences of `seq_len` tokens a step.
+
+    `expert_capacity` is how many tokens an expert has room for, over its even share: what is beyond is dropped, what is
+    left is padded. 0: as many as come.
+    """
 
     architecture: Architecture
     global_batch: int
     seq_len: int
     causal: bool = True
     precision: str = "bf16"
+    expert_capacity: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a shape that cannot be trained."""
         check_fields(self, "workload")
         check_choice("workload.precision", self.precision, DTYPE_BYTES)
+        experts = self.architecture.experts.experts if self.architecture.experts else 0
+        if not 0 <= self.expert_capacity <= experts:
+            rule = f"allowed: a number from 0 to {experts}, the experts of {self.architecture.name}"
+            raise ConfigError("workload.expert_capacity", self.expert_capacity, rule)
         positions = self.architecture.learned_positions
         if positions and self.seq_len > positions:
             rule = f"allowed: at most {positions}, the positions that {self.architecture.name} learns"

@@ -158,3 +158,10 @@ def test_what_cannot_be_trained_is_refused_with_its_key():
         workload_of_tiny(precision="fp7")
     with pytest.raises(ConfigError, match=r"^workload\.seq_len=4096: allowed: at most 2048"):
         workload_of("gpt_22b", seq_len=4096)
+    with pytest.raises(
+        ConfigError, match=r"^workload\.expert_capacity=1\.25: allowed: a number from 0 to 0, the experts"
+    ):
+        workload_of_tiny(expert_capacity=1.25)
+    for capacity in (-1.0, float("nan"), 8.5):
+        with pytest.raises(ConfigError, match=r"^workload\.expert_capacity=.*allowed: a number from 0 to 8"):
+            workload_of("mixtral8x7b", expert_capacity=capacity)

@@ -41,6 +41,9 @@ VTRAIN_NODE = 8
 PARQUET = b"PAR1"
 ASSUMED = re.compile(r"([\w/()]+)=([^;(]+?)\s*(?:\(|;|$)")
 ASSUMED_NAMES = {"sp(yes/no)": "sp", "fsdp/zero": "fsdp_zero"}
+TRAINING_ALONE = re.compile(r"eval-corrected estimate ([\d.]+) s")
+"""What a note says of steps that were timed together with an evaluation."""
+CAPACITY = re.compile(r"dropping\b.*\bcapacity_factor=(\d+(?:\.\d+)?)")
 PEAK_MEMORY = re.compile(r"(?:GPU mem|measured alloc|peak mem|peak|max_memory|\bmem) (\d+(?:\.\d+)?) (GiB|GB)")
 
 
@@ -49,9 +52,10 @@ class MeasuredRow:
     """A measured run that can be priced.
 
     `inferred` names each field that the row itself does not state, and where its value is from. `step_time_s` is None
-    where the source gives no time (or the run failed); `time_basis` says whether it is the source's own figure. The
-    other metrics are as the source prints them, by its own conventions. `peak_bytes` is the measured memory, if noted:
-    of `physics.memory.FIGURES` the `peak_figure`, on the devices of the `peak_stage`.
+    where the source gives no time (or the run failed); `time_basis` says whether it is the source's own figure, or
+    `corrected` by what else it held. The other metrics are as the source prints them, by its own conventions.
+    `peak_bytes` is the measured memory, if noted: of `physics.memory.FIGURES` the `peak_figure`, on the devices of the
+    `peak_stage`.
     """
 
     id: str
@@ -169,6 +173,7 @@ class Mapper:
             global_batch=whole(row, "global_batch_seqs"),
             seq_len=whole(row, "seq_len"),
             precision=chosen(self.defaults["precision"], text(row, "precision"), "precision"),
+            expert_capacity=float(capacity[1]) if (capacity := CAPACITY.search(str(row.get("notes") or ""))) else 0.0,
         )
         key = (slice_.name, stack.name, workload)
         problem = self.problems.setdefault(key, Problem(workload=workload, slice=slice_, stack=stack))
@@ -280,9 +285,11 @@ def _schedule(stack: Stack, degrees: Degrees) -> str:
 def _measured(
     row: Row, problem: Problem, plan: Plan, inferred: tuple[str, ...], peak: Mapping[str, str]
 ) -> MeasuredRow:
-    ok = row.get("status") == "ok"
-    step_time_s, basis = _step_time(row) if ok else (None, "")
     notes = str(row.get("notes") or "")
+    step_time_s, basis = _step_time(row) if row.get("status") == "ok" else (None, "")
+    if step_time_s is not None and (alone := TRAINING_ALONE.search(notes)):
+        step_time_s, basis = float(alone[1]), "corrected"
+        inferred += ("step time: the evaluation within the timed block taken off, as the note works it out",)
     memory = PEAK_MEMORY.search(notes)
     unit = 2.0**30 if memory and peak.get("unit", memory[2]) == "GiB" else 1e9
     return MeasuredRow(

@@ -36,11 +36,12 @@ class Calibration:
 
     Of a chip: `matmul_fraction` is what a large, well-shaped matmul reaches of the peak, `contraction_ramp` the
     contraction length at which a matmul reaches half of that, `narrow_fraction` what formats of 8 bits and less reach
-    besides, and `four_bit_fraction` what those of 4 bits reach besides that. `attention_fraction` is the share of the
-    peak of a fused attention kernel written for the chip, `portable_fraction` that of one written for any chip of its
-    kind (FlashAttention-2). `hop_latency_s`, `dcn_latency_s` are paid by each step of a collective, `ici_start_s`,
-    `dcn_start_s` once by each. `kernel_launch_s` is the time between two kernels on the device. `workspace_bytes` and
-    `fragmentation` (of what comes and goes) are memory that no tensor of the plan accounts for.
+    besides, and `four_bit_fraction` what those of 4 bits reach besides that. `attention_fraction` is the share of
+    the peak of a fused attention kernel written for the chip, `portable_fraction` that of one written for any chip
+    of its kind (FlashAttention-2); either skips masked keys by blocks of `attention_block`. `hop_latency_s`,
+    `dcn_latency_s` are paid by each step of a collective, `ici_start_s`, `dcn_start_s` once by each.
+    `kernel_launch_s` is the time between two kernels on the device. `workspace_bytes` and `fragmentation` (of what
+    comes and goes) are memory that no tensor of the plan accounts for.
 
     Of a stack: `host_launch_s` is what the host needs for each kernel (a device that computes faster waits for it),
     `batch_overhead_s` what each micro-batch costs a stage besides, `step_overhead_s` is paid once a step.
@@ -62,6 +63,7 @@ class Calibration:
     four_bit_fraction: float = _of("chip", 0.05, 1.0)
     attention_fraction: float = _of("chip", 0.02, 1.0)
     portable_fraction: float = _of("chip", 0.02, 1.0)
+    attention_block: float = _of("chip", 0.0, 4096.0)
     hbm_fraction: float = _of("chip", 0.05, 1.0)
     ici_fraction: float = _of("chip", 0.02, 1.0)
     dcn_fraction: float = _of("chip", 0.02, 1.0)
@@ -217,6 +219,7 @@ class Machine:
     peaks: np.ndarray
     plain_peaks: np.ndarray
     attention_peaks: np.ndarray
+    attention_block: float
     cast_bytes: np.ndarray
     contraction_ramp: float
     tile: int
@@ -245,6 +248,7 @@ class Machine:
             peaks=peaks * narrow * calibration.matmul_fraction,
             plain_peaks=wide * calibration.matmul_fraction,
             attention_peaks=wide * attention,
+            attention_block=calibration.attention_block,
             cast_bytes=casts * calibration.cast_passes,
             contraction_ramp=calibration.contraction_ramp,
             tile=chip.matrix_tile,

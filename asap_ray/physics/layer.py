@@ -92,11 +92,14 @@ class LayerPricer:
         policies: tuple[Remat, ...],
         reruns_output: bool,
         passes: float = 1.0,
+        routes_by_matmul: bool = False,
     ) -> None:
-        """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over fused ones."""
+        """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over fused ones.
+        `routes_by_matmul` holds where experts have a capacity."""
         self.workload, self.machine, self.policies, self.passes = workload, machine, policies, passes
         full = np.array([not policy.kept for policy in policies])
         self.rerun = full & reruns_output
+        self.one_hot = routes_by_matmul and workload.expert_capacity > 0
 
     def price(self, units: Units) -> LayerCost:
         """Cost of all layers [units]."""
@@ -138,9 +141,13 @@ class LayerPricer:
                 held = np.asarray(sharded_matmul(self.workload.architecture, matmul, units)[3])
                 each = self.machine.expert_launches * (sum(KERNELS["matmul"]) + flags)
                 cost.kernels += group.count * held[:, None] * each
+        if group.moe and self.one_hot:
+            self._route(cost, units, group)
 
     def _matmul(self, units: Units, matmul: Matmul, peak: np.ndarray) -> tuple[Work, Work]:
         m, k, n, groups = map(np.asarray, sharded_matmul(self.workload.architecture, matmul, units))
+        if matmul.kind == "expert":
+            m = m * (self.workload.expert_capacity or 1.0)  # padded to it, used or not
         shape = (m, k, n, peak, self.machine, groups, units.number_bytes)
         # Inputs are cast forward, gradients of outputs backward; narrow weights last for all of a step.
         casts = self.machine.cast_bytes[units.precision] / self.machine.hbm_bytes_per_s
@@ -149,10 +156,25 @@ class LayerPricer:
             gradients_work(*shape) + Work.moved(m * n * groups * casts),
         )
 
+    def _route(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
+        """Tokens of each sequence to the slots of its experts and back, as matmuls with one-hot matrices (GShard, arXiv
+        2006.16668, algorithm 1): their FLOPs grow with the square of the sequence."""
+        experts, d = self.workload.architecture.experts, self.workload.architecture.d_model
+        assert experts is not None
+        length = self.workload.seq_len / units.context
+        slots, sequences = length * experts.topk * self.workload.expert_capacity, units.tokens / length
+        peak, width = self.machine.plain_peaks[units.precision], d / units.sequence_shards
+        rest = (peak, self.machine, sequences, units.number_bytes)
+        there, back = matmul_work(slots, length, width, *rest), matmul_work(length, slots, width, *rest)
+        # The slots have no gradient on the way there; on the way back their weights have one.
+        weights = matmul_work(length, width, slots, *rest)
+        self._add(cost, "matmul", group.count, (there, back), recomputed(self.policies, "expert_in"))
+        self._add(cost, "matmul", group.count, (back, there + weights), self.rerun)
+
     def _attention(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         attention = self.workload.architecture.attention
         peak = self.machine.attention_peaks[units.precision]
-        flops = attention_flops(self.workload, group, units)
+        flops = attention_flops(self.workload, group, units) * attention_waste(self.workload, group, self.machine)
         forward = Work(flops / peak, np.zeros(len(flops)), np.zeros(len(flops)))
         backward = forward.times(BACKWARD_ATTENTION)
         if np.any(units.unfused):
@@ -173,6 +195,8 @@ class LayerPricer:
         shards = units.shards
         for tensor in kept_tensors(self.workload, group):
             if tensor.name not in PASSES or not tensor.token_bytes(1.0):
+                continue
+            if self.one_hot and tensor.name in ("expert_in", "expert_out"):
                 continue
             size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
             over = self.machine.expert_passes if tensor.name.startswith("expert") else self.passes
@@ -227,7 +251,7 @@ class LayerPricer:
     def _expert_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         experts = self.workload.architecture.experts
         assert experts is not None
-        copies = units.tokens * experts.topk / units.sequence_shards
+        copies = units.tokens * experts.topk * (self.workload.expert_capacity or 1.0) / units.sequence_shards
         payload = copies * self.workload.architecture.d_model * units.number_bytes
         link = units.links["expert"]
         inside, across = _sent(link, experts.topk)
@@ -274,3 +298,16 @@ def _sent(link: Link, topk: int) -> tuple[np.ndarray, np.ndarray]:
 def attention_flops(workload: Workload, group: LayerGroup, units: Units) -> np.ndarray:
     """Forward FLOPs of one layer's scores and values on one device [units]; context ranks share the work evenly."""
     return units.tokens * workload.attention_flops_per_token(group.window) / units.tensor
+
+
+def attention_waste(workload: Workload, group: LayerGroup, machine: Machine) -> float:
+    """What a fused kernel computes over what is counted: masked keys of blocks that are not wholly masked, and the
+    parts of a systolic array that a narrow head leaves empty."""
+    attention, block = workload.architecture.attention, machine.attention_block
+    attended = workload.attended(group.window)
+    reach = workload.seq_len if workload.causal else 2 * workload.seq_len
+    waste = min(attended + block / 2 * (1 + (group.window > 0)), reach) / attended
+    if not machine.streams:
+        return waste
+    widths = (attention.qk_head_dim, attention.v_head_dim)
+    return waste * sum(-(-width // machine.tile) * machine.tile for width in widths) / sum(widths)

@@ -83,7 +83,12 @@ class Pricer:
         stack = problem.stack
         self.overlap = {kind: float(getattr(calibration, f"overlap_{kind}")) for kind in OVERLAPS}
         self.layers = LayerPricer(
-            problem.workload, self.machine, stack.remat, stack.reruns_output, calibration.elementwise_passes
+            problem.workload,
+            self.machine,
+            stack.remat,
+            stack.reruns_output,
+            calibration.elementwise_passes,
+            stack.routes_by_matmul,
         )
         self._last: _Tables | None = None
 

@@ -235,3 +235,19 @@ def test_vtrains_milliseconds_are_seconds() -> None:
 )
 def test_cells_are_numbers_where_their_column_holds_numbers(name: str, given: Any, expected: Any) -> None:
     assert cell(name, given) == expected
+
+
+def test_an_evaluation_among_the_steps_is_taken_off(mapper: Mapper) -> None:
+    note = "step time = block wall time 23.96 s / 4 steps (eval-corrected estimate 5.564 s, inferred)"
+    timed = {"metric_step_time_s": 5.99, "global_batch_seqs": 8}
+    alone, plain = run(mapper, **timed, notes=note), run(mapper, **timed)
+    assert (alone.step_time_s, alone.time_basis) == (5.564, "corrected")
+    assert any(reason.startswith("step time") for reason in alone.inferred)
+    assert (plain.step_time_s, plain.time_basis) == (5.99, "metric")
+
+
+def test_experts_have_the_capacity_that_a_note_states(mapped: dict[str, MeasuredRow | Unmapped]) -> None:
+    for name, capacity in {"trillium-009": 1.25, "gpurecipes-005": 1.0, "ironwood-002": 0.0}.items():
+        row = mapped[name]
+        assert isinstance(row, MeasuredRow), row
+        assert row.problem.workload.expert_capacity == capacity

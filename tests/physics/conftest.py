@@ -28,6 +28,7 @@ PERFECT = Calibration(
     matmul_fraction=1.0,
     contraction_ramp=0.0,
     attention_fraction=1.0,
+    attention_block=0.0,
     hbm_fraction=1.0,
     ici_fraction=1.0,
     dcn_fraction=1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from asap_ray.meshes import meshes_of
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.floor import FloorPricer
-from asap_ray.physics.layer import LayerPricer, attention_flops, sharded_matmul
+from asap_ray.physics.layer import LayerPricer, attention_flops, attention_waste, sharded_matmul
 from asap_ray.physics.state import state_shards
 from asap_ray.plan import Plan
 from tests.units import lone_unit
@@ -196,6 +197,64 @@ def test_attention_sees_its_window_only(physics, model):
         flops = attention_flops(problem.workload, group, lone_unit(tokens=float(seq_len), tensor=4.0))
         expected = 2 * pairs * attention.heads / 4 * (attention.qk_head_dim + attention.v_head_dim)
         assert float(flops[0]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("window", "block"), [(0, 512), (0, 1024), (1024, 512), (1024, 1024)])
+def test_blocks_that_a_mask_cuts_are_computed_whole(physics, window, block):
+    # Counted square by square: query rows and key columns in blocks, each done that holds a pair which is not masked.
+    seq_len = 4096
+    problem = physics.problem("llama3_8b", "h100x8", "torchtitan", 8, seq_len)
+    group = replace(problem.workload.architecture.groups[0], window=window)
+    machine = replace(Machine.achieved(problem.slice.chip, physics.perfect), attention_block=float(block))
+    blocks = seq_len // block
+    done = 0
+    for row in range(blocks):
+        first = max(row * block - window + 1, 0) // block if window else 0
+        done += (row + 1 - first) * block * block
+    pairs = sum(min(position + 1, window or seq_len) for position in range(seq_len))
+    assert attention_waste(problem.workload, group, machine) == pytest.approx(
+        done / pairs, rel=0.12 if window else 1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "slice_", "waste"),
+    [
+        ("llama3_8b", "v5p-8", 1.0),  # heads of 128 on arrays of 128
+        ("llama3_8b", "v6e-8", 2.0),  # heads of 128 on arrays of 256
+        ("gemma3_12b", "v6e-8", 1.0),  # heads of 256
+        ("deepseek_v3", "v6e-8", 512 / 320),  # keys of 192 and values of 128, both padded to 256
+        ("llama3_8b", "h100x8", 1.0),
+    ],
+)
+def test_a_narrow_head_leaves_a_part_of_the_array_empty(physics, model, slice_, waste):
+    problem = physics.problem(model, slice_, "ours", 8, 2048)
+    machine = Machine.achieved(problem.slice.chip, physics.perfect)
+    for group in problem.workload.architecture.groups:
+        assert attention_waste(problem.workload, group, machine) == pytest.approx(waste, rel=1e-12)
+
+
+def test_experts_of_limited_capacity_are_padded_and_reached_by_matmuls(physics):
+    problem = physics.problem("mixtral8x7b", "v5p-8", "maxtext", 8, 2048)
+    machine = replace(Machine.achieved(problem.slice.chip, physics.perfect), hbm_bytes_per_s=np.inf)
+    full = [remat for remat in problem.stack.remat if remat.name == "full"]
+
+    def seconds(capacity: float, by_matmul: bool) -> tuple[float, float, float]:
+        workload = replace(problem.workload, expert_capacity=capacity)
+        cost = LayerPricer(workload, machine, tuple(full), False, routes_by_matmul=by_matmul).price(lone_unit())
+        matmul = cost.forward["matmul"].total_s[0], cost.backward["matmul"].total_s[0]
+        return *matmul, cost.again.total_s[0, 0]
+
+    # 4,096 tokens, two sequences: each token to two experts with room for 1.25 of that, 14336 wide, gated.
+    experts = 32 * 4096 * 2 * 2 * 3 * 4096 * 14336 / 459e12
+    one_hot = 32 * 2 * 2 * (2048 * 2 * 1.25) * 2048 * 4096 / 459e12
+    even, padded, routed = seconds(0.0, True), seconds(1.25, False), seconds(1.25, True)
+    assert padded[0] - even[0] == pytest.approx(0.25 * experts, rel=1e-9)
+    assert padded[1] - even[1] == pytest.approx(2 * 0.25 * experts, rel=1e-9)
+    # There and back forward; of the way there one gradient, of the way back two; what the experts read is made again.
+    assert routed[0] - padded[0] == pytest.approx(2 * one_hot, rel=1e-9)
+    assert routed[1] - padded[1] == pytest.approx(3 * one_hot, rel=1e-9)
+    assert routed[2] - padded[2] == pytest.approx(one_hot, rel=1e-9)
 
 
 def test_norms_and_gates_move_their_bytes(physics):

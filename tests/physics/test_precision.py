@@ -57,6 +57,12 @@ def test_matmuls_norms_and_gates_move_numbers_of_that_width(physics, precision, 
     assert cost.forward["elementwise"].hbm_s[0] == pytest.approx(32 * t * width * (2 * 4 * d + 3 * ff) / 3.35e12)
 
 
+def test_the_head_stays_in_sixteen_bits(physics):
+    plain, narrow = (physics.estimate(ours(physics, "h100x8", p), f"{LINE} precision={p}") for p in ("bf16", "fp8"))
+    assert narrow.time_parts["head"] == pytest.approx(plain.time_parts["head"])
+    assert narrow.time_parts["matmul"] < plain.time_parts["matmul"]
+
+
 def test_wide_numbers_take_twice_the_wire_and_narrow_ones_no_less(physics):
     wide, plain, narrow = (
         physics.estimate(ours(physics, "h100x8", name), f"{LINE} precision={name}") for name in ("fp32", "bf16", "fp8")
