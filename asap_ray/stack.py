@@ -68,14 +68,16 @@ class Stack:
 
     `expert` says whether the expert axis multiplies with the others (MaxText) or subdivides data, fsdp and context
     (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp.
-    `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `fills_pipeline` where the micro-batches
-    must be a multiple of the stages. `holds_all` is true where a pipeline keeps every micro-batch's activations until
-    the backward pass (autodiff over a loop), `routes_by_matmul` where tokens go to experts of limited capacity by
-    one-hot matmuls, `reruns_output` where recomputation runs a layer's last matmul again, although no gradient needs
-    it, `holds_gradients` where buffers of gradients exist from the start of a step and those of one layer beside them;
-    elsewhere a step of one micro-batch has none yet while it computes the loss.
+    `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `zero_scatters` where it sums each gradient
+    on the rank that needs it, while the backward pass runs (elsewhere all ranks sum all of them after it).
+    `fills_pipeline` is true where the micro-batches must be a multiple of the stages. `holds_all` is true where a
+    pipeline keeps every micro-batch's activations until the backward pass (autodiff over a loop), `routes_by_matmul`
+    where tokens go to experts of limited capacity by one-hot matmuls, `reruns_output` where recomputation runs a
+    layer's last matmul again, although no gradient needs it, `holds_gradients` where buffers of gradients exist from
+    the start of a step and those of one layer beside them; elsewhere a step of one micro-batch has none yet while it
+    computes the loss.
 
-    `stages_by_cost` is true where a pipeline is cut by the cost of layers and head, and a layer on a cut stays on the
+    `stages_by_cost` is true where a pipeline is cut by the FLOPs of layers and head, and a layer on a cut stays on the
     earlier stage; else each stage takes as many layers. `keeps_gathered` is true where sequence parallelism keeps the
     inputs of column-parallel matmuls whole, `keeps_narrow` where inputs of 8-bit matmuls are kept in 8 bits,
     `passes_gradients` where gradients of activations take room of their own (XLA lays them where these were),
@@ -94,6 +96,7 @@ class Stack:
     shards_weights: tuple[str, ...]
     zero: tuple[int, ...]
     zero_beside_fsdp: bool
+    zero_scatters: bool
     schedules: tuple[str, ...]
     max_virtual: int
     uneven_layers: bool

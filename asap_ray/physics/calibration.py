@@ -45,6 +45,8 @@ class Calibration:
 
     Of a stack: `host_launch_s` is what the host needs for each kernel (a device that computes faster waits for it),
     `batch_overhead_s` what each micro-batch costs a stage besides, `step_overhead_s` is paid once a step.
+    `handoff_s` is what the host of a stage waits for each tensor that it hands to a neighbour or takes from it,
+    `stall_s` what a rank's host loses at each layer of a micro-batch while a pipeline's messages cross the network.
     `elementwise_passes`, `expert_passes` and `optimizer_passes` are the HBM traffic of what stands around matmuls, of
     what stands around those of routed experts (permutation, padding), and of the optimizer, over that of fully fused
     kernels; `cast_passes` is that of casts to narrow formats over casts in kernels of their own. `expert_launches` is
@@ -77,6 +79,8 @@ class Calibration:
     fragmentation: float = _of("chip", 0.0, 1.0)
     host_launch_s: float = _of("stack", 0.0, 1e-2)
     batch_overhead_s: float = _of("stack", 0.0, 1.0)
+    handoff_s: float = _of("stack", 0.0, 10.0)
+    stall_s: float = _of("stack", 0.0, 1e-1)
     step_overhead_s: float = _of("stack", 0.0, 10.0)
     elementwise_passes: float = _of("stack", 0.2, 10.0)
     optimizer_passes: float = _of("stack", 0.2, 10.0)

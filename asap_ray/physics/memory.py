@@ -24,6 +24,7 @@ from asap_ray.physics.activations import kept_tensors, on_device, on_host
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import summed
 from asap_ray.physics.layer import NUMBER_BYTES, Units
+from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, layers_state
 from asap_ray.plan import PRECISIONS
 from asap_ray.problem import GPIPE, NONE, ZERO_BUBBLE, Problem
@@ -131,30 +132,6 @@ def in_flight(problem: Problem, c: Mapping[str, np.ndarray]) -> tuple[np.ndarray
     return np.where(everything, batches, np.minimum(batches, first)), np.where(
         everything, batches, np.minimum(batches, last)
     )
-
-
-def layers_held(problem: Problem, c: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Layers of the fullest stage [plans]; where they do not divide evenly, the fullest chunk counts."""
-    chunks = c["pipeline"] * c["virtual"]
-    return np.ceil(problem.workload.architecture.layers / chunks) * c["virtual"]
-
-
-def stage_layers(problem: Problem, c: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Layers of the first and the last stage [plans].
-
-    Where stages are cut by cost, a layer's is that of its matmuls, the head's counts, and a stage ends with the layer
-    that passes its share (nanotron, models/base.py, build_model).
-    """
-    if not problem.stack.stages_by_cost:
-        held = layers_held(problem, c)
-        return held, held
-    architecture, stages = problem.workload.architecture, c["pipeline"]
-    layers = architecture.layers
-    matmuls = sum(g.count * sum(m.parameters for m in architecture.matmuls(g)) for g in architecture.groups) / layers
-    share = (layers + architecture.head.parameters / matmuls) / stages
-    passed = [np.minimum(np.floor(stages_ * share) + 1, layers) for stages_ in (1, stages - 1)]
-    alone = stages == 1
-    return np.where(alone, layers, passed[0]), np.where(alone, layers, layers - passed[1])
 
 
 def memory_parts(

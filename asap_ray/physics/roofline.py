@@ -4,13 +4,13 @@ A step is `accumulation` micro-batches through a stage of the pipeline, plus wha
 
     step = a * (work + exposed + launches) + bubble + exposed gradients + optimizer + overhead
 
-`work` is compute on the critical stage, `exposed` the traffic that does not hide under it. The stack says which
-fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`, and
+`work` is compute on the critical stage (`stages.py`), `exposed` the traffic that does not hide under it. The stack says
+which fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`, and
 gradients under what that leaves of the last backward pass, and weights that ZeRO gathers under the first forward pass.
-The bubble is (p - 1) / v micro-batches of a stage's layers
-(arXiv 2104.04473, section 2.2), a third of it with zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on
-the last stage, which is the critical one, or, where the pipeline is a loop over the layers alone, is spread over all
-stages. `serial` is the same with nothing hidden, so floor <= step <= serial for every plan.
+The bubble is (p - 1) / v micro-batches of a stage's layers (arXiv 2104.04473, section 2.2), a third of it with
+zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on the last stage, which is the critical one, or, where
+the pipeline is a loop over the layers alone, is spread over all stages. `serial` is the same with nothing hidden, so
+floor <= step <= serial for every plan.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from asap_ray.physics.estimate import TIME_PARTS, Estimate, Levels, Prices, busy
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
 from asap_ray.physics.head import HEAD_KERNELS, head_work
 from asap_ray.physics.layer import CHANNELS, NUMBER_BYTES, LayerCost, LayerPricer, Units
-from asap_ray.physics.memory import ActivationBytes, activation_bytes, layers_held, memory_parts
+from asap_ray.physics.memory import ActivationBytes, activation_bytes, memory_parts
 from asap_ray.physics.network import Link
+from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
 from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic, widths
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
@@ -41,6 +42,8 @@ from asap_ray.stack import OVERLAPS
 TOKEN_BYTES = 8.0
 """Bytes of a token that come from the host: its id and the one to be predicted, 32 bits each."""
 ZERO_BUBBLE_SHARE = 1.0 / 3.0
+MOST_NEIGHBOURS = 2
+"""A stage of a pipeline hands tensors to the one before and the one after it."""
 KNOBS_READ = ("pipeline", "virtual", "accumulation", "schedule", "remat", "zero", "precision")
 
 
@@ -57,7 +60,10 @@ class _Tables:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Batch:
-    """Plans that are being priced: their unit's index and cost, and the share of all layers that their stage holds."""
+    """Plans that are being priced: their unit's index and cost, and what a stage holds of the layers and of the head.
+
+    Of the two stages that may be the slowest, the fullest without the head and the one with it, it is the slower one.
+    """
 
     rows: PlanColumns
     c: Mapping[str, np.ndarray]
@@ -66,7 +72,24 @@ class _Batch:
     activations: ActivationBytes
     of: np.ndarray
     held: np.ndarray
-    share: np.ndarray
+    layers: int
+    head: np.ndarray
+
+    @property
+    def share(self) -> np.ndarray:
+        """The part of all layers that the stage holds [plans]."""
+        return self.held / self.layers
+
+    @property
+    def others(self) -> _Batch:
+        """The stages besides, on average, with what they have of the head."""
+        rest = np.maximum(self.c["pipeline"] - 1, 1)
+        return replace(self, held=(self.layers - self.held) / rest, head=(1.0 - self.head) / rest)
+
+    @property
+    def kernels(self) -> np.ndarray:
+        """Launches of one micro-batch on the stage [plans]."""
+        return self.share * self.by_policy(self.cost.kernels) + (self.head > 0) * HEAD_KERNELS
 
     def by_policy(self, table: np.ndarray) -> np.ndarray:
         """From [units, policies] to [plans]."""
@@ -112,9 +135,12 @@ class Pricer:
         passes = np.where(batch.c["zero"] > 0, layers, backward)
         left = layers + work["head"] + summed(exposed.values()) - summed(total.values())
         room = np.maximum(np.minimum(passes, left), 0.0)
-        hidden = np.minimum(self.overlap["gradient"] * gradient, room)
-        parts = self._parts(batch, work | exposed, layers + shown, gradient - hidden, memory)
-        serial = self._parts(batch, work | total, layers + summed(total.values()), gradient, memory)
+        # A sum of all gradients at once begins when the last of them is there.
+        early = self.problem.stack.zero_scatters | (batch.c["zero"] == 0)
+        hidden = np.minimum(early * self.overlap["gradient"] * gradient, room)
+        others, filling = self._filling(batch, tables, layers + shown, layers + summed(total.values()))
+        parts = self._parts(batch, others, work | exposed, filling[0], gradient - hidden, memory)
+        serial = self._parts(batch, others, work | total, filling[1], gradient, memory)
         # The next batch is read while this one is trained on: only what takes longer than the step shows.
         fed = batch.c["accumulation"] * batch.units.tokens[batch.of] * TOKEN_BYTES / self.machine.pcie_bytes_per_s
         parts["input"], serial["input"] = np.maximum(fed - summed(parts.values()), 0.0), fed
@@ -161,17 +187,29 @@ class Pricer:
         first, of = self._distinct(rows)
         units = self._units(rows.take(first), tables)
         c = {name: rows[name] for name in KNOBS_READ}
-        held = layers_held(self.problem, c)
-        return _Batch(
+        first, last = stage_layers(self.problem, c)
+        spread = 1.0 / np.where(holds_both_edges(self.problem.stack, c), c["pipeline"], 1)
+        batch = _Batch(
             rows=rows,
             c=c,
             units=units,
             cost=self.layers.price(units),
             activations=activation_bytes(self.problem, units),
             of=of,
-            held=held,
-            share=held / self.problem.workload.architecture.layers,
+            held=last,
+            layers=self.problem.workload.architecture.layers,
+            head=spread,
         )
+        if not self.problem.stack.stages_by_cost:
+            return batch
+        plain = replace(batch, held=first, head=np.zeros(len(of)))
+        slower = (c["pipeline"] > 1) & (self._pace(plain) > self._pace(batch))
+        return replace(batch, held=np.where(slower, first, last), head=np.where(slower, 0.0, spread))
+
+    def _pace(self, batch: _Batch) -> np.ndarray:
+        """Seconds of one micro-batch on a stage [plans], of the device or of the host, whichever is slower."""
+        device = summed(self._work(batch)[0].values()) + batch.kernels * self.calibration.kernel_launch_s
+        return np.maximum(device, self._hosted(batch))
 
     def _distinct(self, rows: PlanColumns) -> tuple[np.ndarray, np.ndarray]:
         # Layers cost the same for all plans that share mesh, micro-batch and kernels: each such unit is priced once.
@@ -204,8 +242,7 @@ class Pricer:
         """Seconds of kernels of one micro-batch on the critical stage, by part, and those of all of them in which the
         matrix units wait for HBM, and in which HBM is busy [plans]."""
         cost, of, share = batch.cost, batch.of, batch.share
-        head = head_work(self.problem.workload, batch.units, self.machine)
-        spread = 1.0 / np.where(holds_both_edges(self.problem.stack, batch.c), batch.c["pipeline"], 1)
+        head, spread = head_work(self.problem.workload, batch.units, self.machine), batch.head
         parts = {part: cost.forward[part] + cost.backward[part] for part in cost.forward}
         work = {part: share * each.total_s[of] for part, each in parts.items()}
         work["recompute"] = share * batch.by_policy(cost.again.total_s)
@@ -220,6 +257,8 @@ class Pricer:
         """Layers that the stage of the head holds less than the fullest, over what that holds [plans]: trainers that
         split layers unevenly leave half of what is missing to the first stage, for its embedding, and half to it."""
         pipeline, layers = batch.c["pipeline"], self.problem.workload.architecture.layers
+        if self.problem.stack.stages_by_cost:  # what each stage holds is known
+            return np.zeros(len(pipeline))
         fewer = np.ceil((batch.held * pipeline - layers) / 2.0) if self.problem.stack.uneven_layers else 0.0
         return np.where((pipeline > 1) & (not self.problem.stack.holds_all), fewer / batch.held, 0.0)
 
@@ -259,6 +298,19 @@ class Pricer:
         shown = summed(total.values()) - np.minimum(asynchronous, layers)
         return {kind: total[kind] - scale * wanted[kind] for kind in total}, shown
 
+    def _filling(
+        self, batch: _Batch, tables: _Tables, hides: np.ndarray, waits: np.ndarray
+    ) -> tuple[_Batch, tuple[np.ndarray, np.ndarray]]:
+        """The other stages, and what one micro-batch takes on one of them where traffic hides and where it does not,
+        given what it takes on the slowest one without its head."""
+        if not self.problem.stack.stages_by_cost:
+            return replace(batch, head=np.zeros(len(batch.of))), (hides, waits)
+        others = batch.others
+        work, wires = self._work(others)[0], self._wires(others, tables)
+        total = {kind: ici + dcn for kind, (ici, dcn) in wires.items() if kind != "gradient"}
+        layers = summed(work.values())
+        return others, (layers + self._exposed(layers, 0.0 * layers, total)[1], layers + summed(total.values()))
+
     def _memory(self, batch: _Batch, tables: _Tables, stage: str = "fullest") -> dict[str, np.ndarray]:
         activations, state = batch.activations, tables.state
         of_plan = ActivationBytes(
@@ -274,30 +326,41 @@ class Pricer:
     def _parts(
         self,
         batch: _Batch,
+        others: _Batch,
         each: Mapping[str, np.ndarray],
         stage: np.ndarray,
         gradient: np.ndarray,
         memory: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
         """Seconds of a step on the critical path, by part [plans]: `each` is paid by every micro-batch, `stage` is what
-        one takes on a stage without the head."""
+        one takes on one of the others."""
         c, constants, batches = batch.c, self.calibration, batch.c["accumulation"]
-        layers = batch.share * batch.by_policy(batch.cost.kernels)
-        kernels = layers + HEAD_KERNELS
+        kernels, filled = batch.kernels, others.kernels
+        handed = constants.handoff_s * 2 * c["virtual"] * np.minimum(c["pipeline"] - 1, MOST_NEIGHBOURS)
         share = np.where(c["schedule"] == ZERO_BUBBLE, ZERO_BUBBLE_SHARE, 1.0)
         moved = 2 * memory["weights"] + memory["gradients"] + 2 * memory["optimizer"]
         # The host launches ahead of the device; where it is the slower one, the device waits for it.
         device = summed(each.values()) + kernels * constants.kernel_launch_s
-        waits = np.maximum(kernels * constants.host_launch_s - device, 0.0)
-        filling = np.maximum(stage + layers * constants.kernel_launch_s, layers * constants.host_launch_s)
+        waits = np.maximum(self._hosted(batch) - device, 0.0)
+        filling = np.maximum(stage + filled * constants.kernel_launch_s, self._hosted(others)) + handed
         host = kernels * constants.kernel_launch_s + waits + constants.batch_overhead_s
         return {
-            **{part: batches * seconds for part, seconds in each.items()},
+            **{part: batches * seconds for part, seconds in {**each, "pipeline": each["pipeline"] + handed}.items()},
             "gradient": gradient,
             "bubble": share * (c["pipeline"] - 1) / c["virtual"] * filling,
             "optimizer": constants.optimizer_passes * moved / self.machine.hbm_bytes_per_s,
             "host": batches * host + constants.step_overhead_s,
         }
+
+    def _hosted(self, batch: _Batch) -> np.ndarray:
+        """Seconds in which the host launches one micro-batch on the stage [plans].
+
+        While a pipeline's messages cross the network, threads that serve them hold up each rank's own at every layer;
+        ranks of a tensor group are held up at different times, and each collective waits for all of them.
+        """
+        crossing = (batch.rows["pipeline_dcn"] > 1) & (batch.rows["tensor"] > 1)
+        stalls = self.calibration.stall_s * np.where(crossing, batch.rows["tensor"], 0.0) * batch.held
+        return batch.kernels * self.calibration.host_launch_s + stalls
 
     def estimates(self, rows: PlanColumns, plans: list[Plan]) -> list[Estimate]:
         """One estimate each for the rows, which are these plans."""

@@ -30,8 +30,8 @@ class StepTraffic:
     """Seconds on ICI and on DCN [2, widths * meshes] for some of one rank's weights, for each width of a number.
 
     `gather` brings the fsdp group's shards together once, `scatter` sums and splits their gradients once; `reduce`
-    makes replicas agree on gradients, `spread` does so with a sharded optimizer (ZeRO): scatter gradients, gather
-    weights.
+    makes replicas agree on gradients, `spread` does so with a sharded optimizer (ZeRO): scatter gradients (or sum
+    all of them everywhere), gather weights.
     """
 
     gather: np.ndarray
@@ -45,14 +45,15 @@ def step_traffic(problem: Problem, links: Mapping[str, Link], state: StateShards
     head. Layers are gathered one at a time, gradients reduced in large buckets."""
     layers, experts = problem.workload.architecture.layers, problem.workload.architecture.experts
     dense, routed = (links["shards"], links["replicas"]), (links["routed_shards"], links["routed_replicas"])
+    scatters = problem.stack.zero_scatters
     inside, edges = [], []
     for width in widths(problem):
         wide = (width, max(problem.stack.state.gradient_wire, width))
-        layer = _traffic(dense, state.dense, state.dense_shards, layers, wide)
+        layer = _traffic(dense, state.dense, state.dense_shards, layers, wide, scatters)
         if experts:
-            layer = layer + _traffic(routed, state.routed, state.routed_shards, layers, wide)
+            layer = layer + _traffic(routed, state.routed, state.routed_shards, layers, wide, scatters)
         inside.append(layer)
-        edges.append(_traffic(dense, state.edges, state.dense_shards, 1, wide))
+        edges.append(_traffic(dense, state.edges, state.dense_shards, 1, wide, scatters))
     return StepTraffic(*np.concatenate(inside, axis=2)), StepTraffic(*np.concatenate(edges, axis=2))
 
 
@@ -62,19 +63,25 @@ def widths(problem: Problem) -> tuple[float, ...]:
 
 
 def _traffic(
-    links: tuple[Link, Link], parameters: np.ndarray, ways: np.ndarray, pieces: int, wide: tuple[float, float]
+    links: tuple[Link, Link],
+    parameters: np.ndarray,
+    ways: np.ndarray,
+    pieces: int,
+    wide: tuple[float, float],
+    scatters: bool,
 ) -> np.ndarray:
     """Seconds to gather, scatter, reduce and spread parameters held by `ways` ranks [4, 2, meshes]; `wide` are bytes of
-    a weight and of a gradient on the wire."""
+    a weight and of a gradient on the wire, `scatters` says whether a sharded optimizer gets its part of them alone."""
     (shards, replicas), ratio = links, wide[1] / wide[0]
     piece, held = parameters / pieces * wide[0], parameters / ways * wide[0]
-    spread = np.add(network.reduce_scatter(replicas, held * ratio), network.all_gather(replicas, held))
+    whole = np.array(network.all_reduce(replicas, held * ratio))
+    summed = network.reduce_scatter(replicas, held * ratio) if scatters else whole
     return np.array(
         [
             np.multiply(network.all_gather(shards, piece), pieces),
             np.multiply(network.reduce_scatter(shards, piece * ratio), pieces),
-            np.array(network.all_reduce(replicas, held * ratio)),
-            spread,
+            whole,
+            np.add(summed, network.all_gather(replicas, held)),
         ]
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asap_ray.fitting.parameters import Parameter
-from asap_ray.fitting.spreads import SPREADS, fit_spreads, half_widths
+from asap_ray.fitting.spreads import fit_spreads, half_widths
 
 KINDS = np.eye(3)
 
@@ -25,9 +25,11 @@ def test_spreads_are_found_again_and_hold_ninety_percent() -> None:
     errors = rng.laplace(scale=widths / np.log(10))  # e^-ln(10) = 10% lie outside
     found = fit_spreads(errors, shares, files)
     for name, spreads in true.items():
-        for kind, spread in zip(SPREADS, spreads, strict=True):
-            assert found[Parameter(name, kind)] == pytest.approx(spread, rel=0.15)
-    drawn = np.array([[found[Parameter(name, kind)] for kind in SPREADS] for name in files])
+        for kind, spread in zip(("compute", "network", "host"), spreads, strict=True):
+            assert found[Parameter(name, f"spread_{kind}")] == pytest.approx(spread, rel=0.15)
+    drawn = np.array(
+        [[found[Parameter(name, f"spread_{k}")] for k in ("compute", "network", "host")] for name in files]
+    )
     inside = np.abs(errors) <= np.sqrt(np.square(shares * drawn).sum(axis=1))
     assert np.mean(inside) == pytest.approx(0.9, abs=0.01)
 
