@@ -6,42 +6,30 @@ import numpy as np
 
 from asap_ray.chip import Chip
 from asap_ray.hardware import Slice, make_slice
-from asap_ray.physics.calibration import Machine, peak_flops
+from asap_ray.physics.calibration import CONSTANTS, Calibration, Machine
 from asap_ray.physics.matmul import utilisation
 from asap_ray.rates import GroupRates, group_rates
+
+IDEAL = Calibration(
+    **{name: about["most" if name.endswith("_fraction") else "least"] for name, about in CONSTANTS.items()}
+)
+"""A chip that does as described: every fraction is 1, every latency and ramp 0."""
 
 
 def described_figures(chip: Chip) -> dict[str, tuple[str, float]]:
     """For each fraction, the key and the figure of a chip's description that it is a fraction of."""
-    dtype = matmul_format(chip)
     return {
-        "matmul_fraction": (f"peak_flops.{dtype}", chip.peak_flops[dtype]),
+        "matmul_fraction": ("peak_flops.bf16", chip.peak_flops["bf16"]),
         "hbm_fraction": ("hbm_bytes_per_s", chip.hbm_bytes_per_s),
         "ici_fraction": ("link_bytes_per_s", chip.link_bytes_per_s),
         "pcie_fraction": ("pcie_bytes_per_s", chip.pcie_bytes_per_s),
     }
 
 
-def matmul_format(chip: Chip) -> str:
-    """The number format to time matmuls in: bf16 wherever the chip has it."""
-    return "bf16" if "bf16" in chip.peak_flops else "fp32" if "fp32" in chip.peak_flops else "fp16"
-
-
 def full_rate_s(chip: Chip, m: int, k: int, n: int) -> float:
-    """Seconds of a matmul at the described peak, with the tiles that it leaves partly empty but without a ramp."""
-    peaks = peak_flops(chip, (matmul_format(chip),))
-    machine = Machine(
-        peaks=peaks,
-        attention_peaks=peaks,
-        contraction_ramp=0.0,
-        tile=chip.matrix_tile,
-        units=chip.device_matrix_units,
-        streams=chip.kind == "tpu",
-        hbm_bytes_per_s=chip.device_hbm_bytes_per_s,
-        pcie_bytes_per_s=chip.device_pcie_bytes_per_s,
-        kernel_launch_s=0.0,
-    )
-    return float(2.0 * m * k * n / (peaks[0] * utilisation(m, k, n, machine)))
+    """Seconds of a bf16 matmul at the described peak: tiles that it leaves partly empty count, a ramp does not."""
+    machine = Machine.achieved(chip, IDEAL)
+    return float(2.0 * m * k * n / (chip.peak_flops["bf16"] / chip.devices_per_chip * utilisation(m, k, n, machine)))
 
 
 def whole_slice(chip: Chip, devices: int) -> Slice | None:

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from asap_ray.chip import Chip
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor import local
-from asap_ray.fitting.described import described_figures, full_rate_s, gather_groups, matmul_format
+from asap_ray.fitting.described import described_figures, full_rate_s, gather_groups
 from asap_ray.fitting.timings import (
     Estimated,
     Gather,
@@ -50,8 +48,7 @@ ELSEWHERE: Mapping[str, str] = {
     "fragmentation": "memory is not timed: fit it to measured peaks",
 }
 """Constants of a chip that no micro-benchmark of one machine can find, and why."""
-DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
-BYTES = 4  # of a number in all programs but the matmuls
+BYTES, BF16_BYTES = 4, 2  # of a number: matmuls take bf16, everything else fp32
 CACHES = 4
 """How many times the on-chip memory an array must be so that it streams from HBM."""
 MEMORY_SHARE = 1 / 8
@@ -68,7 +65,7 @@ class Effort:
 
     run_s: float = 0.05
     repetitions: int = 7
-    budget_s: float = 60.0
+    budget_s: float = 120.0
     operation_s: float = OPERATION_S
     kernels: tuple[int, ...] = (16, 64, 128)
     first_matmul: int = 512
@@ -100,9 +97,7 @@ def measured_here(chip: Chip, devices: int, effort: Effort | None = None, deadli
         ConfigError: JAX has no such devices here.
         AsapError: the process did not end well, or not by the deadline.
     """
-    job = Job(
-        name="micro-benchmark", work=measure, arguments=(chip, devices, effort or Effort()), timeout_s=deadline_s
-    )
+    job = Job(name="micro-benchmark", work=measure, arguments=(chip, devices, effort or Effort()), timeout_s=deadline_s)
     (outcome,) = local.run([job], workers=1)
     if outcome.error:
         raise outcome.error
@@ -217,16 +212,15 @@ class _Bench:
         return stream_fraction(described, self.watch.triad(numbers))
 
     def _matmuls(self) -> Estimated | str:
-        dtype = DTYPES[matmul_format(self.chip)]
         quick = self.watch.quick()
         side = self._grown(
-            self.effort.first_matmul, int(self._most_numbers**0.5), lambda size: quick.matmul(size, size, size, dtype)
+            self.effort.first_matmul, int(self._most_numbers**0.5), lambda size: quick.matmul(size, size, size)
         )
         hbm = self.chip.device_hbm_bytes_per_s * self._hbm_fraction[0]
         contractions, timings = [], []
         for k in (2 * side, side, side // 2, side // 4, side // 8, side // 16):
-            timing = self.watch.matmul(side, k, side, dtype)
-            moved = (2 * side * k + side * side) * np.dtype("float32" if dtype == "float32" else "float16").itemsize
+            timing = self.watch.matmul(side, k, side)
+            moved = (2 * side * k + side * side) * BF16_BYTES
             if timing.seconds >= WAITS * moved / hbm:
                 contractions.append(k)
                 timings.append(timing)

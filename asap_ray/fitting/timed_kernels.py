@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib.metadata import version
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,11 @@ TINY = 32
 MOST_STEPS = 100_000
 FORCED = "xla_force_host_platform_device_count"
 
-State = Any  # a pytree of arrays, the first dimension of each over the devices
+Device: TypeAlias = Any  # jax.Device, which type checkers take for a variable
+State: TypeAlias = Any  # a pytree of arrays, the first dimension of each over the devices
 
 
-def devices_here(count: int, flags: str = "") -> list[jax.Device]:
+def devices_here(count: int, flags: str = "") -> list[Device]:
     """Devices of this machine; where it has no accelerator, CPU devices as many as asked for.
 
     Args:
@@ -42,10 +44,10 @@ def devices_here(count: int, flags: str = "") -> list[jax.Device]:
     return jax.local_devices()
 
 
-def described(devices: Sequence[jax.Device]) -> tuple[str, dict[str, str]]:
+def described(devices: Sequence[Device]) -> tuple[str, dict[str, str]]:
     """What the devices are, and the versions of what runs on them."""
     first = devices[0]
-    versions = {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
+    versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}
     return f"{len(devices)} x {first.device_kind}", versions | {first.platform: _line(first.client.platform_version)}
 
 
@@ -57,7 +59,7 @@ def _line(text: str) -> str:
 class Stopwatch:
     """Times programs on `devices`: each run takes `run_s` at least, and `repetitions` of them count."""
 
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
     run_s: float
     repetitions: int
 
@@ -76,8 +78,12 @@ class Stopwatch:
 
     def placed(self, make: Callable[[], jax.Array]) -> jax.Array:
         """The same array on every device, [devices, *shape]."""
-        count = len(self.devices)
-        return jax.jit(lambda: jnp.broadcast_to(array := make(), (count, *array.shape)), out_shardings=self.sharding)()
+
+        def everywhere() -> jax.Array:
+            array = make()
+            return jnp.broadcast_to(array, (len(self.devices), *array.shape))
+
+        return jax.jit(everywhere, out_shardings=self.sharding)()
 
     def step_s(self, step: Callable[..., State], state: State, *constants: jax.Array) -> Timing:
         """Seconds of one `step(state, *constants) -> state` on each device, which sees its own part only."""
@@ -112,12 +118,11 @@ class Stopwatch:
             check_vma=False,
         )
 
-    def matmul(self, m: int, k: int, n: int, dtype: str) -> Timing:
-        """One matmul [m, k] x [k, n]; the numbers are random, since chips draw less power on zeros and clock higher."""
-        keys = jax.random.split(jax.random.key(0))
-        x = self.placed(lambda: jax.random.normal(keys[0], (m, k), dtype))
-        w = self.placed(lambda: jax.random.normal(keys[1], (k, n), dtype) * k**-0.5)
-        y = self.placed(lambda: jnp.zeros((m, n), dtype))
+    def matmul(self, m: int, k: int, n: int) -> Timing:
+        """One bf16 matmul [m, k] x [k, n], of uneven numbers: on zeros chips draw less power and clock higher."""
+        x = self.placed(lambda: _uneven(m, k))
+        w = self.placed(lambda: _uneven(k, n) * k**-0.5)
+        y = self.placed(lambda: jnp.zeros((m, n), jnp.bfloat16))
 
         def step(state: State, weights: jax.Array) -> State:
             rows, product = state
@@ -166,3 +171,8 @@ class Stopwatch:
             if number:
                 samples.append(time.perf_counter() - start)
         return timing_of(samples)
+
+
+def _uneven(rows: int, columns: int) -> jax.Array:
+    """Numbers of about 1 whose bits differ, [rows, columns]; random ones would take longer to compile than to time."""
+    return jnp.sin(1.7 * jnp.arange(rows)[:, None] + 0.3 * jnp.arange(columns)).astype(jnp.bfloat16)

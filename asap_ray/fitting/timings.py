@@ -63,11 +63,11 @@ def robust_sum(design: NDArray[np.float64], timings: Sequence[Timing]) -> tuple[
     relative = relative / scale
     noise = max(DRIFT, float(np.median([each.error / each.seconds for each in timings])))
     weights = np.ones(len(seconds))
+    found, residuals = _weighed(relative, weights)
     for _ in range(ROUNDS):
-        found, _ = nnls(relative * weights[:, None], weights)
-        residuals = np.abs(relative @ found - 1.0)
         spread = max(noise, NORMAL * float(np.median(residuals)))
-        weights = np.sqrt(np.minimum(1.0, HUBER * spread / np.maximum(residuals, 1e-12)))
+        weights = np.sqrt(np.minimum(1.0, HUBER * spread / np.maximum(residuals, spread / 10)))
+        found, residuals = _weighed(relative, weights)
     weighted = relative * weights[:, None]
     free = max(len(seconds) - len(found), 1)
     variance = max(noise**2, float(np.sum((weights * residuals) ** 2)) / free)
@@ -75,13 +75,17 @@ def robust_sum(design: NDArray[np.float64], timings: Sequence[Timing]) -> tuple[
     return found / scale, covariance / np.outer(scale, scale)
 
 
-def matmul_constants(
-    contractions: Sequence[int], full_rate_s: Sequence[float], timings: Sequence[Timing]
-) -> Estimated:
+def _weighed(relative: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
+    """The unknowns and how far each time is from their sum, relative to it."""
+    found, _ = nnls(relative * weights[:, None], weights)
+    return found, np.abs(relative @ found - 1.0)
+
+
+def matmul_constants(contractions: Sequence[int], full_rate_s: Sequence[float], timings: Sequence[Timing]) -> Estimated:
     """`matmul_fraction` and `contraction_ramp` of matmuls that no memory holds back.
 
     Args:
-        contractions: k of each matmul; where all are alike, only the fraction is found, and a ramp counts as part of it.
+        contractions: k of each; where all are alike only the fraction is found, and a ramp counts as part of it.
         full_rate_s: seconds that each takes at the described peak, with the tiles that it leaves partly empty.
         timings: how long each took.
     """
