@@ -45,7 +45,7 @@ PURE = VALUES | {"space", "physics"}
 BESIDE = {
     "stores": (("knowledge", "ledger"), VALUES | {"physics"}),
     "interchange": (("interchange",), PURE),
-    "fitting": (("fitting",), PURE | {"interchange"}),
+    "fitting": (("fitting",), PURE | {"interchange", "tiers", "executor"}),
     "report": (("report",), PURE | {"stores", "interchange", "fitting"}),
     "config": (("config",), {"errors"}),
     "settings": (("settings",), {"errors"}),
@@ -69,7 +69,7 @@ IMPURE = {
 }
 # fmt: on
 ONLY_IN = {
-    "jax": ("compiler.", "trainer.", "profile.xplane", "agents.learned"),
+    "jax": ("fitting.timed_kernels", "compiler.", "trainer.", "profile.xplane", "agents.learned"),
     "jaxlib": ("compiler.", "trainer.", "profile.xplane", "agents.learned"),
     "flax": ("trainer.", "agents.learned"),
     "ray": ("executor.ray_",),

@@ -96,7 +96,7 @@ class Fitter:
 
     def _stated(self, parameter: Parameter) -> float:
         for group in self.observed.groups:
-            if parameter.file in group.files:
+            if group.owners[parameter.constant] == parameter.file:
                 chip, stack = group.problem.slice.chip, group.problem.stack.name
                 return float(getattr(calibration_of(chip, stack, self.observed.beliefs.stated), parameter.constant))
         raise KeyError(parameter)
@@ -122,7 +122,7 @@ class Fitter:
             moved = x.copy()
             steps.append(0.1 if x[k] + 0.1 <= high[k] else -0.1)
             moved[k] += steps[k]
-            jobs.append((self.scale.values(moved), self.sampled & self.observed.of_file(parameter.file)))
+            jobs.append((self.scale.values(moved), self.sampled & self.observed.touched(parameter)))
         now = self.observed.errors(self.scale.values(x), self.sampled)
         found = self.columns(jobs)
         return np.stack(
@@ -134,8 +134,7 @@ class Fitter:
         observed, chips = self.observed, np.array([not p.file.startswith("stack_") for p in self.parameters])
         for source in sorted({row.source for row in observed.rows}):
             of_source = observed.where(row.source == source for row in observed.rows)
-            files = {file for group in observed.groups if of_source[group.at].any() for file in group.files}
-            own = np.array([p.file in files for p in self.parameters])
+            own = np.array([of_source[observed.touched(p)].any() for p in self.parameters])
             without = self._again(whole, ~of_source, own, whole.solution.x)
             known = np.where(chips, without, whole.solution.x)
             for model in sorted({row.model for row in observed.rows if row.source == source}):
@@ -149,8 +148,7 @@ class Fitter:
         Slopes are those of the solution for all rows; errors are true ones, so that what they miss is made good by the
         next of the steps.
         """
-        files = {p.file for p in itertools.compress(self.parameters, free)}
-        touched = np.any([self.observed.of_file(file) for file in files], axis=0)
+        touched = np.any([self.observed.touched(p) for p in itertools.compress(self.parameters, free)], axis=0)
         wanted = self.sampled & rows & touched
         low, high = self.scale.bounds
         for _ in range(STEPS):

@@ -23,27 +23,35 @@ from asap_ray.physics.calibration import (
 )
 
 BELIEF = {
-    "matmul_fraction": 0.12,
+    "matmul_fraction": 0.25,
     "contraction_ramp": 0.5,
     "narrow_fraction": 0.15,
-    "attention_fraction": 0.25,
+    "attention_fraction": 0.35,
     "hbm_fraction": 0.08,
     "ici_fraction": 0.25,
-    "dcn_fraction": 0.4,
+    "dcn_fraction": 0.5,
     "pcie_fraction": 0.25,
-    "hop_latency_s": 0.7,
-    "ici_start_s": 0.7,
-    "dcn_latency_s": 0.7,
-    "dcn_start_s": 0.7,
+    "hop_latency_s": 1.0,
+    "ici_start_s": 1.0,
+    "dcn_latency_s": 1.0,
+    "dcn_start_s": 1.0,
     "kernel_launch_s": 0.4,
+    "four_bit_fraction": 0.2,
+    "portable_fraction": 0.3,
+    "attention_block": 0.5,
     "host_launch_s": 0.7,
+    "handoff_s": 1.0,
+    "stall_s": 1.0,
+    "expert_passes": 0.5,
+    "expert_launches": 0.7,
+    "cast_passes": 0.4,
     "batch_overhead_s": 1.0,
     "step_overhead_s": 1.0,
-    "elementwise_passes": 0.4,
+    "elementwise_passes": 0.5,
     "optimizer_passes": 0.4,
 }
-"""Standard deviation of the logarithm: benchmarks of large matmuls and of HBM agree to about a tenth, links to a
-quarter, latencies and what a trainer's host needs to a factor of two."""
+"""Standard deviation of the logarithm: HBM is known to about a tenth, matmuls in long steps (which power limits) and
+links to a quarter, kernels of a trainer to a half, latencies and what its host needs to a factor of two or more."""
 OVERLAP_BELIEF = 0.3
 """Standard deviation of a fraction of overlap."""
 
@@ -64,15 +72,6 @@ class Parameter:
 Values = Mapping[Parameter, float]
 
 
-def file_of(chip: Chip, bases: Mapping[str, str]) -> str:
-    """The file whose constants are fitted to a chip's runs: the last of its bases before the class, which chips of the
-    same silicon share."""
-    name = chip.name.replace("-", "_")
-    while bases.get(name, chip.kind) != chip.kind:
-        name = bases[name]
-    return name
-
-
 def stack_file(stack: str) -> str:
     """The file of a stack."""
     return f"stack_{stack}"
@@ -80,26 +79,42 @@ def stack_file(stack: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beliefs:
-    """What the files state without their fits; `bases` are the bases of chips' files."""
+    """What the files state without their fits; `bases` are the bases of chips' files, `own` the constants that each
+    file states itself."""
 
     stated: Calibrations
     bases: Mapping[str, str]
+    own: Mapping[str, frozenset[str]]
+
+    def owners(self, chip: Chip, stack: str) -> dict[str, str]:
+        """The file in which each constant is fitted for a chip and stack.
+
+        Of a chip's bases it is the nearest that states the constant itself, or the last before the class: chips of the
+        same silicon share what their files do not tell apart.
+        """
+        chain = [chip.name.replace("-", "_")]
+        while self.bases.get(chain[-1], chip.kind) != chip.kind:
+            chain.append(self.bases[chain[-1]])
+        found = {}
+        for name, about in CONSTANTS.items():
+            stating = (file for file in chain if name in self.own.get(file, ()))
+            found[name] = stack_file(stack) if about["owner"] == "stack" else next(stating, chain[-1])
+        return found
 
     def parameters(self, pairs: Iterable[tuple[Chip, str]]) -> list[Parameter]:
         """All that may be fitted to runs of some chips and stacks; what is stated as 0 does not exist there."""
-        found = set()
+        found, none = set[Parameter](), set[Parameter]()
         for chip, stack in pairs:
-            known, files = calibration_of(chip, stack, self.stated), (file_of(chip, self.bases), stack_file(stack))
-            for name, about in CONSTANTS.items():
-                exists = name.startswith("overlap_") or (name in BELIEF and getattr(known, name) > 0)
-                if exists:
-                    found.add(Parameter(files[about["owner"] == "stack"], name))
-        return sorted(found)
+            known, owners = calibration_of(chip, stack, self.stated), self.owners(chip, stack)
+            for name in CONSTANTS:
+                parameter = Parameter(owners[name], name)
+                if parameter.linear or name in BELIEF:
+                    (found if parameter.linear or getattr(known, name) > 0 else none).add(parameter)
+        return sorted(found - none)
 
-    def calibration(self, chip: Chip, stack: str, values: Values) -> Calibration:
-        """The constants of a chip and stack with fitted ones in their place."""
-        files = (file_of(chip, self.bases), stack_file(stack))
-        own = {p.constant: value for p, value in values.items() if p.file in files}
+    def calibration(self, chip: Chip, owners: Mapping[str, str], stack: str, values: Values) -> Calibration:
+        """The constants of a chip and stack with fitted ones in their place; `owners` are theirs."""
+        own = {p.constant: value for p, value in values.items() if owners[p.constant] == p.file}
         return replace(calibration_of(chip, stack, self.stated), **own)
 
 
@@ -112,7 +127,8 @@ def beliefs_of(files: Mapping[str, Mapping[str, Any]], keeps_fits: bool) -> Beli
     dropped = () if keeps_fits else ("fitted", "rows")
     stated = {name: {k: v for k, v in given.items() if k not in dropped} for name, given in files.items()}
     bases = {name: str(given["base"]) for name, given in files.items() if "base" in given}
-    return Beliefs(stated=calibrations_from_mappings(stated), bases=bases)
+    own = {name: frozenset(given) & CONSTANTS.keys() for name, given in stated.items()}
+    return Beliefs(stated=calibrations_from_mappings(stated), bases=bases, own=own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from asap_ray.physics.memory import ActivationBytes, activation_bytes, memory_pa
 from asap_ray.physics.network import Link
 from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
-from asap_ray.physics.traffic import StepTraffic, group_links, step_traffic, widths
+from asap_ray.physics.traffic import StepTraffic, achieved_links, datasheet_links, step_traffic, widths
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, ZERO_BUBBLE, Problem
 from asap_ray.space import PlanColumns
@@ -47,12 +47,13 @@ MOST_NEIGHBOURS = 2
 KNOBS_READ = ("pipeline", "virtual", "accumulation", "schedule", "remat", "zero", "precision")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Tables:
-    """What depends on the meshes alone [meshes]."""
+    """What depends on the meshes alone [meshes]: links at datasheet and at achieved rates, and the step's traffic."""
 
     meshes: Meshes
     state: StateShards
+    datasheet: Mapping[str, Link]
     links: Mapping[str, Link]
     traffic: tuple[StepTraffic, StepTraffic]
     floors: FloorPricer
@@ -173,15 +174,23 @@ class Pricer:
         # Chunks of one space share their meshes, so the last table is nearly always the right one.
         if self._last is None or self._last.meshes is not meshes:
             state = state_shards(self.problem, meshes.columns)
-            links = group_links(self.problem, meshes, self.calibration)
-            self._last = _Tables(
-                meshes=meshes,
-                state=state,
-                links=links,
-                traffic=step_traffic(self.problem, links, state),
-                floors=FloorPricer(self.problem, meshes, state),
-            )
+            links = datasheet_links(self.problem, meshes, bound=False)
+            floors = FloorPricer(self.problem, meshes, state)
+            self._last = self._achieved(meshes, state, links, floors)
         return self._last
+
+    def _achieved(
+        self, meshes: Meshes, state: StateShards, datasheet: Mapping[str, Link], floors: FloorPricer
+    ) -> _Tables:
+        links = achieved_links(datasheet, self.calibration)
+        return _Tables(meshes, state, datasheet, links, step_traffic(self.problem, links, state), floors)
+
+    def recalibrated(self, calibration: Calibration) -> Pricer:
+        """The same problem with other constants; what only the meshes decide is not worked out again."""
+        found = Pricer(self.problem, calibration)
+        if known := self._last:
+            found._last = found._achieved(known.meshes, known.state, known.datasheet, known.floors)
+        return found
 
     def _batch(self, rows: PlanColumns, tables: _Tables) -> _Batch:
         first, of = self._distinct(rows)

@@ -8,7 +8,7 @@ inner part that is the expert group's and an outer part that is not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,35 @@ def group_links(problem: Problem, meshes: Meshes, calibration: Calibration | Non
     Roles: `tensor`, `context`, `expert`, `pipeline`; `shards` and `routed_shards` gather weights; `replicas` and
     `routed_replicas` reduce gradients.
     """
+    if calibration is None:
+        return datasheet_links(problem, meshes, bound=True)
+    return achieved_links(datasheet_links(problem, meshes, bound=False), calibration)
+
+
+def achieved_links(links: Mapping[str, Link], calibration: Calibration) -> dict[str, Link]:
+    """Links at datasheet rates as they are in use: at achieved rates, with latencies."""
+    ici = calibration.ici_fraction
+    return {
+        role: replace(
+            link,
+            gather_bytes_per_s=link.gather_bytes_per_s * ici,
+            all_to_all_bytes_per_s=link.all_to_all_bytes_per_s * ici,
+            permute_bytes_per_s=link.permute_bytes_per_s * ici,
+            dcn_bytes_per_s=link.dcn_bytes_per_s * calibration.dcn_fraction,
+            hop_latency_s=calibration.hop_latency_s,
+            dcn_latency_s=calibration.dcn_latency_s,
+            ici_start_s=calibration.ici_start_s,
+            dcn_start_s=calibration.dcn_start_s,
+        )
+        for role, link in links.items()
+    }
+
+
+def datasheet_links(problem: Problem, meshes: Meshes, *, bound: bool) -> dict[str, Link]:
+    """The links of all groups at datasheet rates, by role [meshes]: the highest credible ones where they `bound`."""
     stack, c = problem.stack, meshes.columns
     sharding, replicas, within = sharding_axes(stack), replica_axes(stack), divided_axes(stack)
-    builder = _Builder(problem.slice, meshes, calibration)
+    builder = _Builder(problem.slice, meshes, bound)
     links = {
         "tensor": builder.link(["tensor"]),
         "context": builder.link(["context"]),
@@ -126,14 +152,9 @@ def _shrunk(c: Columns, axes: Sequence[str], inside: np.ndarray, across: np.ndar
 class _Builder:
     """Makes links of groups of mesh axes, and of the outer and inner parts of axes once they are divided."""
 
-    def __init__(self, slice_: Slice, meshes: Meshes, calibration: Calibration | None) -> None:
-        self.slice, self.meshes, self.calibration = slice_, meshes, calibration
+    def __init__(self, slice_: Slice, meshes: Meshes, bound: bool) -> None:
+        self.slice, self.meshes, self.bound = slice_, meshes, bound
         self.steps: NDArray[np.integer] = meshes.table.factors  # of the parts of axes once they are divided
-        self.ici = calibration.ici_fraction if calibration else 1.0
-        self.dcn_rate = slice_.chip.device_nic_bytes_per_s * (calibration.dcn_fraction if calibration else 1.0)
-        self.hop_latency = calibration.hop_latency_s if calibration else 0.0
-        self.dcn_latency = calibration.dcn_latency_s if calibration else 0.0
-        self.starts = (calibration.ici_start_s, calibration.dcn_start_s) if calibration else (0.0, 0.0)
 
     def divide(self, axes: Sequence[str], ways: np.ndarray) -> None:
         """Let the inner parts of some axes be their nearest `ways` ranks [meshes], those of the first axis first."""
@@ -146,20 +167,16 @@ class _Builder:
         return Link(
             n_ici=n_ici,
             n_dcn=n_dcn,
-            gather_bytes_per_s=rates.gather_bytes_per_s * self.ici,
-            all_to_all_bytes_per_s=rates.all_to_all_bytes_per_s * self.ici,
-            permute_bytes_per_s=rates.permute_bytes_per_s * self.ici,
+            gather_bytes_per_s=rates.gather_bytes_per_s,
+            all_to_all_bytes_per_s=rates.all_to_all_bytes_per_s,
+            permute_bytes_per_s=rates.permute_bytes_per_s,
             hops=rates.hops,
-            dcn_bytes_per_s=self.dcn_rate,
-            hop_latency_s=self.hop_latency,
-            dcn_latency_s=self.dcn_latency,
-            ici_start_s=self.starts[0],
-            dcn_start_s=self.starts[1],
+            dcn_bytes_per_s=self.slice.chip.device_nic_bytes_per_s,
             switched=any(axis.fabric == "switch" for axis in self.slice.axes),
         )
 
     def _rates(self, axes: Sequence[str], part: str) -> GroupRates:
-        table, bound = self.meshes.table, self.calibration is None
+        table, bound = self.meshes.table, self.bound
         if part == "both" and len(axes) == 1:
             return GroupRates(**{f.name: getattr(table, f.name)[:, AXES.index(axes[0])] for f in fields(GroupRates)})
         member = [axis in axes for axis in AXES]

@@ -100,7 +100,8 @@ def load_constants(config_dir: str | None = None) -> CalibrationFor:
     folds = read_folds(data_dir("knowledge") / "measured" / "folds.parquet") if ours else Folds((), {})
 
     def constants(row: MeasuredRow) -> Calibration:
-        return beliefs.calibration(row.problem.slice.chip, row.problem.stack.name, folds.values_for(row) or {})
+        chip, stack = row.problem.slice.chip, row.problem.stack.name
+        return beliefs.calibration(chip, beliefs.owners(chip, stack), stack, folds.values_for(row) or {})
 
     return constants
 

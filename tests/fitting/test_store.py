@@ -7,7 +7,7 @@ import yaml
 
 from asap_ray.errors import ConfigError
 from asap_ray.fitting.folds import Fold
-from asap_ray.fitting.parameters import Parameter, Scale, beliefs_of, file_of
+from asap_ray.fitting.parameters import Parameter, Scale, beliefs_of
 from asap_ray.fitting.store import MARK, fitted_text, read_folds, write_folds
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
 from asap_ray.settings import load_group
@@ -62,11 +62,17 @@ def test_bases_that_lead_nowhere_are_refused() -> None:
         calibrations_from_mappings(files)
 
 
-def test_chips_of_the_same_silicon_are_fitted_together() -> None:
-    bases = {"a100": "gpu", "a100_40": "a100", "v5e": "tpu"}
-    assert file_of(CHIPS["a100_40"], bases) == file_of(CHIPS["a100"], bases) == "a100"
-    assert file_of(CHIPS["v5e"], bases) == "v5e"
-    assert file_of(CHIPS["h100"], bases) == "h100", "a chip without a file gets one of its own"
+def test_chips_of_the_same_silicon_are_fitted_together_but_for_what_they_state() -> None:
+    files = {name: given for name, given in load_group("calibration").items() if name in ("gpu", "tpu")}
+    files |= {"h100": {"base": "gpu"}, "h100_efa": {"base": "h100", "dcn_fraction": 0.5}}
+    beliefs = beliefs_of(files, keeps_fits=True)
+    owners = beliefs.owners(CHIPS["h100_efa"], "ours")
+    assert (owners["matmul_fraction"], owners["dcn_fraction"]) == ("h100", "h100_efa")
+    assert owners["overlap_fsdp"] == "stack_ours"
+    assert beliefs.owners(CHIPS["a100"], "ours")["hbm_fraction"] == "a100", "a chip without a file gets one of its own"
+    values = {Parameter("h100", "matmul_fraction"): 0.5, Parameter("h100", "dcn_fraction"): 0.9}
+    found = beliefs.calibration(CHIPS["h100_efa"], owners, "ours", values)
+    assert (found.matmul_fraction, found.dcn_fraction) == (0.5, 0.5)
 
 
 def test_parameters_are_counted_in_widths_of_their_belief() -> None:
