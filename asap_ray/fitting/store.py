@@ -42,7 +42,9 @@ def fitted_text(text: str, fitted: Mapping[str, tuple[float, float]], rows: Mapp
     if by_hand and not by_hand.endswith("\n"):
         by_hand += "\n"
     pairs = {name: [_short(value), _short(error)] for name, (value, error) in sorted(fitted.items())}
-    dumped = yaml.safe_dump({"fitted": pairs, "rows": dict(sorted(rows.items()))}, sort_keys=False, width=1000)
+    dumped = yaml.safe_dump(
+        {"fitted": pairs, "rows": dict(sorted(rows.items()))}, sort_keys=False, width=1000, default_flow_style=None
+    )
     return by_hand + MARK + dumped if fitted else by_hand
 
 

@@ -34,6 +34,7 @@ from asap_ray.report.files import write_whole
 from asap_ray.report.progress import progress
 from asap_ray.report.terminal import print_blocks
 from asap_ray.settings import load_group, setting_files
+from asap_ray.tasks.here import LOCAL, calibrate_here
 from asap_ray.tasks.predictions import load_mapper, map_rows
 from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
 from asap_ray.tasks.validate import carried_tables
@@ -56,6 +57,8 @@ def run(config: Config) -> int:
     Raises:
         AsapError: something for the user to change.
     """
+    if LOCAL in config.hardware.slices:
+        return calibrate_here(config)
     started = time.monotonic()
     tables = config.calibrate.tables or carried_tables()
     mapped = map_rows(read_tables(KEY, tables), load_mapper(config.config_dir))
