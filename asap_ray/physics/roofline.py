@@ -4,12 +4,14 @@ A step is `accumulation` micro-batches through a stage of the pipeline, plus wha
 
     step = a * (work + exposed + launches) + bubble + exposed gradients + optimizer + overhead
 
-`work` is compute on the critical stage (`stages.py`, `stage.py`), `exposed` the traffic that does not hide under it. The stack says
-which fraction of each kind is issued asynchronously; all of that together hides under at most the whole of `work`, and
-gradients under what that leaves of the last backward pass, and weights that ZeRO gathers under the first forward pass.
-The bubble is (p - 1) / v micro-batches of a stage's layers (arXiv 2104.04473, section 2.2), a third of it with
-zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on the last stage, which is the critical one, or, where
-the pipeline is a loop over the layers alone, is spread over all stages. `serial` is the same with nothing hidden, so
+`work` is compute on the critical stage (`stages.py`), `exposed` the traffic that does not hide under it (`stage.py`).
+The stack says which fraction of each kind is issued asynchronously; all of that together hides under at most the whole
+of `work`, and gradients under what that leaves of the last backward pass, and weights that ZeRO gathers under the first
+forward pass. The bubble is (p - 1) / v micro-batches of a stage's layers (arXiv 2104.04473, section 2.2), a third of it
+with zero-bubble schedules (ZB-H1, arXiv 2401.10241). The head stands on the last stage, which is the critical one, or,
+where the pipeline is a loop over the layers alone, is spread over all stages; where a stack cuts stages by cost, the
+step is the larger one of two: with the head's stage as the critical one, and with the fullest of the others.
+`serial` is the same with nothing hidden, so
 floor <= step <= serial for every plan.
 """
 
@@ -30,7 +32,7 @@ from asap_ray.physics.network import Link
 from asap_ray.physics.stage import Stage, StagePricer
 from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
-from asap_ray.physics.step import StepPricer
+from asap_ray.physics.step import StepPricer, slowest
 from asap_ray.physics.traffic import StepTraffic, achieved_links, datasheet_links, step_traffic
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, Problem
@@ -80,9 +82,9 @@ class Pricer:
     def price(self, rows: PlanColumns) -> Prices:
         """Estimates [plans]."""
         tables = self._tables(rows.meshes)
-        stage = self._stage(rows, tables)
+        stage, *more = self._stages(rows, tables)
         memory = self._memory(stage, tables)
-        step = self.steps.price(stage, memory)
+        step = slowest([self.steps.price(each, memory) for each in (stage, *more)])
         parts, serial, batches = dict(step.parts), dict(step.serial), stage.c["accumulation"]
         # The next batch is read while this one is trained on: only what takes longer than the step shows.
         fed = batches * stage.units.tokens[stage.of] * TOKEN_BYTES / self.machine.pcie_bytes_per_s
@@ -92,7 +94,7 @@ class Pricer:
             serial_s=summed(serial.values()),
             hbm_bytes=summed(memory.values()),
             time_parts={name: parts[name] for name in TIME_PARTS},
-            busy=busy(batches, parts, step.wires, step.kernels.waits, step.kernels.hbm),
+            busy=busy(batches, parts, step.wires, step.waits, step.hbm),
             memory_parts=memory,
         )
 
@@ -110,7 +112,7 @@ class Pricer:
     def memory(self, rows: PlanColumns, stage: str = "fullest") -> dict[str, np.ndarray]:
         """Bytes of each memory part on the devices of a stage [plans], as `memory_parts` has them."""
         tables = self._tables(rows.meshes)
-        return self._memory(self._stage(rows, tables), tables, stage)
+        return self._memory(self._stages(rows, tables)[0], tables, stage)
 
     def _tables(self, meshes: Meshes) -> _Tables:
         # Chunks of one space share their meshes, so the last table is nearly always the right one.
@@ -134,8 +136,8 @@ class Pricer:
             found._last = found._achieved(known.meshes, known.state, known.datasheet, known.floors)
         return found
 
-    def _stage(self, rows: PlanColumns, tables: _Tables) -> Stage:
-        """The slowest stage: of the two that may be, the fullest without the head and the one with it."""
+    def _stages(self, rows: PlanColumns, tables: _Tables) -> tuple[Stage, ...]:
+        """The stages that may be the slowest: the one with the head and, where it can differ, the fullest without."""
         first, of = self._distinct(rows)
         units = self._units(rows.take(first), tables)
         c = {name: rows[name] for name in KNOBS_READ}
@@ -155,10 +157,8 @@ class Pricer:
             head=spread,
         )
         if not self.problem.stack.stages_by_cost:
-            return stage
-        plain = replace(stage, held=first, head=np.zeros(len(of)))
-        slower = (c["pipeline"] > 1) & (self.stages.pace(plain) > self.stages.pace(stage))
-        return replace(stage, held=np.where(slower, first, last), head=np.where(slower, 0.0, spread))
+            return (stage,)
+        return stage, replace(stage, held=first, head=np.zeros(len(of)))
 
     def _distinct(self, rows: PlanColumns) -> tuple[np.ndarray, np.ndarray]:
         # Layers cost the same for all plans that share mesh, micro-batch and kernels: each such unit is priced once.

@@ -69,9 +69,14 @@ class Stage:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
     """Seconds of one micro-batch's kernels by part, those in which the matrix units wait for HBM, and those in which
-    HBM is busy [plans]."""
+    HBM is busy [plans].
+
+    Layers are those of the fullest stage. `spared` is the share of them that the head's stage lacks, as far as the head
+    takes their place: `parts` has what of the head is left.
+    """
 
     parts: Mapping[str, np.ndarray]
+    spared: np.ndarray
     waits: np.ndarray
     hbm: np.ndarray
 
@@ -101,11 +106,13 @@ class StagePricer:
         parts = {part: cost.forward[part] + cost.backward[part] for part in cost.forward}
         work = {part: share * each.total_s[of] for part, each in parts.items()}
         work["recompute"] = share * stage.by_policy(cost.again.total_s)
-        work["head"] = np.maximum(spread * head.total_s[of] - self._spared(stage) * summed(work.values()), 0.0)
+        whole, each = summed(work.values()), spread * head.total_s[of]
+        spared = np.minimum(self._spared(stage), each / np.maximum(whole, 1e-30))
+        work["head"] = np.maximum(each - spared * whole, 0.0)
         layers = reduce(add, parts.values())
         waits = share * stage.by_policy(layers.waits_s[:, None] + cost.again.waits_s) + spread * head.waits_s[of]
         hbm = share * stage.by_policy(layers.hbm_s[:, None] + cost.again.hbm_s) + spread * head.hbm_s[of]
-        return Kernels(parts=work, waits=waits, hbm=hbm)
+        return Kernels(parts=work, spared=spared, waits=waits, hbm=hbm)
 
     def _spared(self, stage: Stage) -> np.ndarray:
         """Layers that the stage of the head holds less than the fullest, over what that holds [plans]: trainers that
@@ -114,6 +121,8 @@ class StagePricer:
         if self.problem.stack.stages_by_cost:  # what each stage holds is known
             return np.zeros(len(pipeline))
         fewer = np.ceil((stage.held * pipeline - layers) / 2.0) if self.problem.stack.uneven_layers else 0.0
+        # It can lack no more than all of them.
+        fewer = np.minimum(fewer, stage.held)
         return np.where((pipeline > 1) & (not self.problem.stack.holds_all), fewer / stage.held, 0.0)
 
     def wires(self, stage: Stage) -> dict[str, Levels]:
@@ -161,11 +170,6 @@ class StagePricer:
         crossing = (stage.rows["pipeline_dcn"] > 1) & (stage.rows["tensor"] > 1)
         stalls = self.calibration.stall_s * np.where(crossing, stage.rows["tensor"], 0.0) * stage.held
         return stage.kernels * self.calibration.host_launch_s + stalls
-
-    def pace(self, stage: Stage) -> np.ndarray:
-        """Seconds of one micro-batch's kernels [plans], of the device or of the host, whichever is slower."""
-        device = summed(self.kernels(stage).parts.values()) + stage.kernels * self.calibration.kernel_launch_s
-        return np.maximum(device, self.hosted(stage))
 
 
 def of_a_batch(wires: Mapping[str, Levels]) -> dict[str, np.ndarray]:

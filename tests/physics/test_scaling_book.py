@@ -221,7 +221,7 @@ def test_llama_2_13b_state_and_checkpoints(physics):
     space = Space(problem=problem)
     pricer = Pricer(problem, physics.perfect)
     rows = space.columns([Plan.parse("fsdp=4@2.2.1 micro_batch=1 accumulation=1 remat=three")])
-    stage = pricer._stage(rows, pricer._tables(rows.meshes))
+    stage, *_ = pricer._stages(rows, pricer._tables(rows.meshes))
     one_sequence = activation_bytes(problem, stage.units).kept[0, 0] * 40
     assert one_sequence / 4096 * 16e6 == pytest.approx(42e12, rel=0.02)
 
