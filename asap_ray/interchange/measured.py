@@ -159,7 +159,8 @@ class Mapper:
 
     def _map(self, row: Row) -> MeasuredRow:
         row, inferred = self._filled(row)
-        stack = self.stacks[chosen(self.defaults["frameworks"], text(row, "framework"), "framework")]
+        trainer = f"{text(row, 'framework')}, {row.get('date') or 'no date'}"
+        stack = self.stacks[chosen(self.defaults["frameworks"], trainer, "framework")]
         chip_name = self.defaults["hardware"].get(text(row, "hardware"))
         if chip_name is None:
             raise Unmappable(f"hardware: {text(row, 'hardware')} is not described")

@@ -46,6 +46,7 @@ class Calibration:
     Of a stack: `host_launch_s` is what the host needs for each kernel (a device that computes faster waits for it),
     `batch_overhead_s` what each micro-batch costs a stage besides, `step_overhead_s` is paid once a step.
     `handoff_s` is what the host of a stage waits for each tensor that it hands to a neighbour or takes from it,
+    `sync_s` is how late the second of two ranks comes to an exchange of the tensor axis that both wait for, and
     `stall_s` what a rank's host loses at each layer of a micro-batch while a pipeline's messages cross the network.
     `elementwise_passes`, `expert_passes` and `optimizer_passes` are the HBM traffic of what stands around matmuls, of
     what stands around those of routed experts (permutation, padding), and of the optimizer, over that of fully fused
@@ -81,6 +82,7 @@ class Calibration:
     batch_overhead_s: float = _of("stack", 0.0, 1.0)
     handoff_s: float = _of("stack", 0.0, 10.0)
     stall_s: float = _of("stack", 0.0, 1e-1)
+    sync_s: float = _of("stack", 0.0, 1e-2)
     step_overhead_s: float = _of("stack", 0.0, 10.0)
     elementwise_passes: float = _of("stack", 0.2, 10.0)
     optimizer_passes: float = _of("stack", 0.2, 10.0)
@@ -235,6 +237,7 @@ class Machine:
     expert_passes: float
     expert_launches: float
     expert_merge: float
+    sync_s: float
 
     @classmethod
     def achieved(cls, chip: Chip, calibration: Calibration) -> Machine:
@@ -264,6 +267,7 @@ class Machine:
             expert_passes=calibration.expert_passes,
             expert_launches=calibration.expert_launches,
             expert_merge=calibration.expert_merge,
+            sync_s=calibration.sync_s,
         )
 
 

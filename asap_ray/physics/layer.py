@@ -230,11 +230,13 @@ class LayerPricer:
         scatter = network.reduce_scatter(units.links["tensor"], block)
         reduce = network.all_reduce(units.links["tensor"], block)
         parallel = units.sequence_shards > 1
-        for level in (0, 1):
-            with_sp = 3 * gather[level] + 2 * scatter[level]
-            cost.wire["tensor"][level][:] += count * np.where(parallel, with_sp, 2 * reduce[level])
-            summed = count * np.where(parallel, scatter[level], reduce[level])
-            gathered = count * np.where(parallel, gather[level], 0.0)
+        # Ranks reach an exchange at times that differ; of n ranks the last one is late by about log2 n times as much.
+        late = self.machine.sync_s * np.log2(units.tensor)
+        for level, wait in ((0, late), (1, 0.0)):
+            with_sp = 3 * gather[level] + 2 * scatter[level] + 5 * wait
+            cost.wire["tensor"][level][:] += count * np.where(parallel, with_sp, 2 * reduce[level] + 2 * wait)
+            summed = count * (np.where(parallel, scatter[level], reduce[level]) + wait)
+            gathered = count * np.where(parallel, gather[level] + wait, 0.0)
             cost.wire_again["tensor"][level][:] += summed[:, None] * again + gathered[:, None] * (again & self.rerun)
 
     def _context_wire(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:

@@ -97,7 +97,7 @@ def load_constants(config_dir: str | None = None) -> CalibrationFor:
     files = load_group("calibration", config_dir)
     beliefs, own = beliefs_of(files, keeps_fits=True), setting_files("calibration", config_dir)
     ours = all(path.is_relative_to(data_dir("conf")) for path in own.values())
-    folds = read_folds(data_dir("knowledge") / "measured" / "folds.parquet") if ours else Folds((), {})
+    folds = read_folds(data_dir("knowledge") / "folds.parquet") if ours else Folds((), {})
 
     def constants(row: MeasuredRow) -> Calibration:
         chip, stack = row.problem.slice.chip, row.problem.stack.name

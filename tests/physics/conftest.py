@@ -43,6 +43,7 @@ PERFECT = Calibration(
     portable_fraction=1.0,
     host_launch_s=0.0,
     batch_overhead_s=0.0,
+    sync_s=0.0,
     handoff_s=0.0,
     stall_s=0.0,
     step_overhead_s=0.0,
