@@ -220,6 +220,22 @@ def test_gradients_of_replicas_move_twice_their_bytes(physics):
     assert once.time_parts["fsdp"] == pytest.approx(inside, rel=1e-12)
 
 
+def test_gradients_hide_while_the_device_waits_for_its_host(physics):
+    # The host launches one micro-batch for seconds. A backward pass takes 5/7 of it at most (attention's,
+    # 2.5 forward passes); what ZeRO gathers under the next forward pass can hide under all but the head.
+    problem = physics.problem("llama2_7b", "h100x8", "megatron", 8, 4096)
+    slow = {"host_launch_s": 5e-3, "ici_fraction": 0.002}
+    for line, share, head in (("data=8", 5 / 7, 0.0), ("data=8 zero=1", 1.0, 1.0)):
+        line = f"{line} micro_batch=1 accumulation=1"
+        whole = physics.estimate(problem, line, **slow).time_parts
+        parts = physics.estimate(problem, line, overlap_gradient=1.0, **slow).time_parts
+        kernels = sum(parts[name] for name in ("matmul", "attention", "elementwise", "head"))
+        assert parts["host"] > 5 * kernels
+        room = share * (kernels + parts["host"]) - head * parts["head"]
+        assert whole["gradient"] > room
+        assert parts["gradient"] == pytest.approx(whole["gradient"] - room, rel=1e-9)
+
+
 def test_a_head_that_gets_faster_never_slows_the_step(physics):
     # Traffic hides under the last stage's head too, but a bubble is a stage without it.
     problem = physics.problem("gpt_530b", "a100x280", "megatron", 280, 2048)

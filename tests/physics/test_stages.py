@@ -86,6 +86,20 @@ def test_a_step_is_its_slowest_stage_and_one_pass_through_the_others(stages):
     assert float(parts["bubble"][0]) <= rest + exposed
 
 
+def test_a_stage_of_the_head_can_lack_no_more_than_all_its_layers():
+    # Nine layers on eight stages are two on the fullest; half of the seven that lack would be more than a stage has, so
+    # the last stage is left with the head alone, which takes longer than two layers.
+    given = replace(problem("megatron"), workload=replace(workload(), architecture=model(9, 70 * 1024)))
+    even = replace(given, stack=replace(given.stack, uneven_layers=False))
+    parts, full = (
+        Pricer(each, PERFECT).price(Space(problem=each).columns([pipelined(8)])).time_parts for each in (given, even)
+    )
+    names = ("matmul", "attention", "elementwise")
+    two_layers, head = sum(float(full[name][0]) for name in names), float(full["head"][0])
+    assert head > two_layers
+    assert sum(float(parts[name][0]) for name in (*names, "head")) == pytest.approx(head, rel=1e-12)
+
+
 def test_a_stage_waits_for_each_tensor_that_it_hands_on():
     # The stages of two have one neighbour, those in the middle of four have two: two or four tensors a micro-batch.
     given = problem("scaling")

@@ -262,7 +262,7 @@ def test_the_carried_tables_are_the_default(validated) -> None:
     assert carried["rows"]["read"] == 3760
     assert carried["floor_violations"] == 0
     assert carried["rows"]["mapped_share"] >= 0.85
-    assert set(carried["rows"]["time_basis"]) == {"metric", "derived", "tokens", "tflops"}
+    assert set(carried["rows"]["time_basis"]) == {"metric", "derived", "tokens", "tflops", "corrected"}
     assert len(carried["ranking"]) >= 90
     sources = [block["name"] for block in carried["by_source"]]
     assert sum(name.startswith("HF Ultra-Scale Playbook benchmark sweep") for name in sources) == 3
