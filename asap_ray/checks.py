@@ -166,7 +166,9 @@ def check_config_dir(config_dir: str | None) -> str | None:
     except OSError:  # such as a name that no file system takes
         there = False
     if not there:
-        raise ConfigError("config_dir", config_dir, "an existing folder with model/, stack/ or hardware/ in it")
+        raise ConfigError(
+            "config_dir", config_dir, "an existing folder with model/, stack/, hardware/ or calibration/ in it"
+        )
     return config_dir
 
 

@@ -198,7 +198,11 @@ def _local(given: str, chips: Mapping[str, Chip]) -> Slice:
     """The machine at hand, whose measured datasheet is a chip named `local`: one whole domain of it."""
     if "local" not in chips:
         where = "hardware/local.yaml in the folder of --config-dir"
-        raise ConfigError("hardware", given, f"the measured machine: task=calibrate, which is to come, writes {where}")
+        raise ConfigError(
+            "hardware",
+            given,
+            f"the machine at hand, described in {where}; task=calibrate hardware=local then measures it",
+        )
     chip = chips["local"]
     return replace(make_slice(chip, chip.shapes[0] if chip.shapes else (chip.max_domain,)), name="local")
 

@@ -70,6 +70,7 @@ class Stack:
     (Megatron). `shards_weights` are the axes over which dense weights are sharded besides fsdp.
     `zero_beside_fsdp` is true where a ZeRO stage may go with an fsdp axis, `zero_scatters` where it sums each gradient
     on the rank that needs it, while the backward pass runs (elsewhere all ranks sum all of them after it).
+    `splits_sends` is true where each rank of a tensor group hands its part alone to the next stage, which gathers them.
     `fills_pipeline` is true where the micro-batches must be a multiple of the stages. `holds_all` is true where a
     pipeline keeps every micro-batch's activations until the backward pass (autodiff over a loop), `routes_by_matmul`
     where tokens go to experts of limited capacity by one-hot matmuls, `reruns_output` where recomputation runs a
@@ -97,6 +98,7 @@ class Stack:
     zero: tuple[int, ...]
     zero_beside_fsdp: bool
     zero_scatters: bool
+    splits_sends: bool
     schedules: tuple[str, ...]
     max_virtual: int
     uneven_layers: bool

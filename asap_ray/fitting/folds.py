@@ -27,6 +27,9 @@ MOST = 120
 STEPS = 2
 """Steps of a fold's fit."""
 QUALITY = {"A": 1.0, "B": 0.25}
+"""What a run counts by its quality; C are headlines, which are not fitted to."""
+GUESSED = 0.25
+"""What a run counts where a knob of its plan is a guess."""
 Columns = Callable[[list[tuple[Values, np.ndarray]]], list[np.ndarray]]
 
 
@@ -55,11 +58,18 @@ class Fold:
 
 
 def weights(rows: Sequence[MeasuredRow]) -> np.ndarray:
-    """What each run counts [rows]: by quality, and less where its source has many."""
+    """What each run counts [rows]: by quality, less where its source has many, or where its
+    plan is guessed."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.source] = counts.get(row.source, 0) + 1
-    return np.array([QUALITY.get(row.quality, 0.06) / (1 + counts[row.source] / ENOUGH) for row in rows])
+    quality = [QUALITY[row.quality or "A"] * (GUESSED if _guessed(row) else 1.0) for row in rows]
+    return np.array([each / (1 + counts[row.source] / ENOUGH) for row, each in zip(rows, quality, strict=True)])
+
+
+def _guessed(row: MeasuredRow) -> bool:
+    """Whether a knob of the row's plan rests on nothing that its source says."""
+    return any(": not stated" in reason for reason in row.inferred)
 
 
 def sample(observed: Observations) -> np.ndarray:

@@ -24,7 +24,7 @@ from asap_ray.physics.calibration import (
 
 BELIEF = {
     "matmul_fraction": 0.25,
-    "contraction_ramp": 0.5,
+    "contraction_ramp": 0.8,
     "narrow_fraction": 0.15,
     "attention_fraction": 0.35,
     "hbm_fraction": 0.08,
@@ -49,7 +49,7 @@ BELIEF = {
     "batch_overhead_s": 1.0,
     "step_overhead_s": 1.0,
     "elementwise_passes": 0.5,
-    "optimizer_passes": 0.4,
+    "optimizer_passes": 0.5,
 }
 """Standard deviation of the logarithm: HBM is known to about a tenth, matmuls in long steps (which power limits) and
 links to a quarter, kernels of a trainer to a half, latencies and what its host needs to a factor of two or more."""

@@ -159,8 +159,8 @@ class Mapper:
 
     def _map(self, row: Row) -> MeasuredRow:
         row, inferred = self._filled(row)
-        trainer = f"{text(row, 'framework')}, {row.get('date') or 'no date'}"
-        stack = self.stacks[chosen(self.defaults["frameworks"], trainer, "framework")]
+        trainer = ", ".join(str(row[name]) for name in ("framework", "date") if row.get(name))
+        stack = self.stacks[chosen(self.defaults["frameworks"], trainer or text(row, "framework"), "framework")]
         chip_name = self.defaults["hardware"].get(text(row, "hardware"))
         if chip_name is None:
             raise Unmappable(f"hardware: {text(row, 'hardware')} is not described")

@@ -307,8 +307,8 @@ def attention_waste(workload: Workload, group: LayerGroup, machine: Machine) -> 
     parts of a systolic array that a narrow head leaves empty."""
     attention, block = workload.architecture.attention, machine.attention_block
     attended = workload.attended(group.window)
-    reach = workload.seq_len if workload.causal else 2 * workload.seq_len
-    waste = min(attended + block / 2 * (1 + (group.window > 0)), reach) / attended
+    edges = 1.0 * workload.causal + (group.window > 0)  # half a block is wasted along each edge of what is seen
+    waste = min(attended + block / 2 * edges, max(workload.seq_len, attended)) / attended
     if not machine.streams:
         return waste
     widths = (attention.qk_head_dim, attention.v_head_dim)

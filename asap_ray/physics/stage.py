@@ -146,10 +146,17 @@ class StagePricer:
         return wires
 
     def _sent(self, units: Units) -> Levels:
-        """One micro-batch handed to the next stage [units]: inside or across, whichever boundary is the slower one."""
-        block = units.tokens * self.problem.workload.architecture.d_model * units.number_bytes / units.sequence_shards
-        ici, dcn = network.permute(units.links["pipeline"], block)
-        return np.where(ici > dcn, ici, 0.0), np.where(ici > dcn, 0.0, dcn)
+        """One micro-batch handed to the next stage [units]: inside or across, whichever boundary is the slower one.
+
+        Where sequences are whole on each tensor rank, so are the tensors that it sends, unless the stack splits them
+        (arXiv 2104.04473, section 4.1).
+        """
+        block = units.tokens * self.problem.workload.architecture.d_model * units.number_bytes
+        ways = units.tensor if self.problem.stack.splits_sends else units.sequence_shards
+        ici, dcn = network.permute(units.links["pipeline"], block / ways)
+        gathered = np.where(units.sequence_shards < ways, network.all_gather(units.links["tensor"], block), 0.0)
+        gathered = np.where(units.links["pipeline"].n_ici * units.links["pipeline"].n_dcn > 1, gathered, 0.0)
+        return np.where(ici > dcn, ici, 0.0) + gathered[0], np.where(ici > dcn, 0.0, dcn) + gathered[1]
 
     def exposed(
         self, layers: np.ndarray, head: np.ndarray, total: Mapping[str, np.ndarray]

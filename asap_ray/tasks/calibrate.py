@@ -62,7 +62,7 @@ def run(config: Config) -> int:
     started = time.monotonic()
     tables = config.calibrate.tables or carried_tables()
     mapped = map_rows(read_tables(KEY, tables), load_mapper(config.config_dir))
-    rows = [row for row in mapped.rows if row.step_time_s and row.quality in USED]
+    rows = [row for row in mapped.rows if row.step_time_s and (row.quality or USED[0]) in USED]
     if len(rows) < LEAST:
         raise ConfigError(KEY, ", ".join(tables), f"allowed: tables with {LEAST} or more runs of a known plan and time")
     files = load_group("calibration", config.config_dir)
@@ -153,7 +153,11 @@ def _write(
     for name, constants in fitted.items():
         touched = [row for row, own in zip(answer.rows, observed.of_file(name), strict=True) if own]
         text = paths[name].read_text() if name in paths else _new_file(name, touched)
-        write_whole(folder / f"{name}.yaml", fitted_text(text, constants, Counter(row.source for row in touched)))
+        # Runs of the user's own add to what was fitted before; those that are carried fit everything anew.
+        kept = files.get(name, {}) if config.calibrate.tables else {}
+        found = {**{key: tuple(pair) for key, pair in kept.get("fitted", {}).items()}, **constants}
+        counts = Counter(kept.get("rows", {})) + Counter(row.source for row in touched)
+        write_whole(folder / f"{name}.yaml", fitted_text(text, found, counts))
 
 
 def _new_file(name: str, rows: Sequence[MeasuredRow]) -> str:

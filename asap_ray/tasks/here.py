@@ -16,7 +16,7 @@ from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.summary import finite
 from asap_ray.report.terminal import print_blocks
-from asap_ray.settings import setting_files
+from asap_ray.settings import read_settings, setting_files
 from asap_ray.tasks.running import command_line, open_run, output_of, write_files
 from asap_ray.tasks.setting import load_chips
 
@@ -38,7 +38,9 @@ def calibrate_here(config: Config) -> int:
     own = setting_files("calibration", config.config_dir).get(LOCAL)
     text = own.read_text() if own else f"base: {slice_.chip.kind}\n"
     path = config.run_path / "conf" / "calibration" / f"{LOCAL}.yaml"
-    write_files(config, lambda: _write(path, fitted_text(text, found.constants, {})))
+    kept = read_settings(own).get("fitted", {}) if own else {}
+    constants = {**{key: tuple(pair) for key, pair in kept.items()}, **found.constants}
+    write_files(config, lambda: _write(path, fitted_text(text, constants, {})))
     fields = finite({"task": "calibrate", **asdict(found), "file": str(path)})
     ledger.append("calibrated", fields)
     if config.output == "json":
