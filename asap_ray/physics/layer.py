@@ -36,6 +36,10 @@ PASSES = {"attn_in": 4.0, "mlp_in": 4.0, "act": 3.0, "expert_in": 3.0, "expert_a
 """Times that a forward pass moves a tensor's bytes through HBM to make it: a norm reads its input and the residual and
 writes both; a gate reads twice what it writes; the copies of tokens are sorted for their experts, sent, and sorted
 back. Counted, with everything around one tensor fused."""
+OPERATOR_NORMS = {"attn_in": 21.0, "mlp_in": 21.0}
+"""The same, in 16-bit numbers, of a norm in float32 that is a chain of operators. Counted for RMSNorm: cast, square,
+mean, scaling, cast back and weight read and write 36 bytes for each number, the residual 6; the backward pass twice
+as many, about."""
 CHANNELS = ("tensor", "context", "expert")
 NUMBER_BYTES = np.array([number_bytes(name) for name in PRECISIONS])
 """Bytes of a number between matmuls, by precision code."""
@@ -93,10 +97,12 @@ class LayerPricer:
         reruns_output: bool,
         passes: float = 1.0,
         routes_by_matmul: bool = False,
+        fuses_norms: bool = True,
     ) -> None:
-        """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over fused ones.
+        """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over what is counted.
         `routes_by_matmul` holds where experts have a capacity."""
         self.workload, self.machine, self.policies, self.passes = workload, machine, policies, passes
+        self.moves = PASSES if fuses_norms else PASSES | OPERATOR_NORMS
         full = np.array([not policy.kept for policy in policies])
         self.rerun = full & reruns_output
         self.one_hot = routes_by_matmul and workload.expert_capacity > 0
@@ -200,7 +206,7 @@ class LayerPricer:
                 continue
             size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
             over = self.machine.expert_passes if tensor.name.startswith("expert") else self.passes
-            forward = Work.moved(over * PASSES[tensor.name] * size / self.machine.hbm_bytes_per_s)
+            forward = Work.moved(over * self.moves[tensor.name] * size / self.machine.hbm_bytes_per_s)
             again = recomputed(self.policies, tensor.name)
             self._add(cost, "elementwise", group.count, (forward, forward.times(2)), again)
 

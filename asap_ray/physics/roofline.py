@@ -70,6 +70,7 @@ class Pricer:
             stack.reruns_output,
             calibration.elementwise_passes,
             stack.routes_by_matmul,
+            fuses_norms=stack.norm_bytes == 0,
         )
         self.stages = StagePricer(problem, calibration, self.machine)
         self.steps = StepPricer(self.stages)

@@ -284,3 +284,18 @@ def test_a_tensor_parallel_matmul_on_a_gpu_by_hand(physics):
 
     assert forward.total_s[0] == pytest.approx(waves(4096, 4096, 2752), rel=1e-12)
     assert backward.total_s[0] == pytest.approx(waves(4096, 2752, 4096) + waves(4096, 4096, 2752), rel=1e-12)
+
+
+def test_a_norm_of_operators_moves_more_by_hand(physics):
+    # In float32 with 2-byte inputs, bytes read and written: cast 2 + 4, square 4 + 4, mean 4, scaling 4 + 4, cast back
+    # 4 + 2, weight 2 + 2, residual 4 + 2: 42, where a kernel of its own moves 8. Llama 2 13B: 40 layers of two norms.
+    problem = physics.problem("llama2_13b", "a100x8", "scaling_eager", 16, 2048)
+    machine = Machine.achieved(problem.slice.chip, physics.perfect)
+    fused, chain = (
+        LayerPricer(problem.workload, machine, problem.stack.remat, True, fuses_norms=fuses).price(lone_unit())
+        for fuses in (True, False)
+    )
+    more = 40 * 2 * lone_unit().tokens[0] * 5120 * (42 - 8) / 2.039e12
+    for ways, times in (("forward", 1), ("backward", 2)):
+        seconds = [getattr(cost, ways)["elementwise"].total_s[0] for cost in (chain, fused)]
+        assert seconds[0] - seconds[1] == pytest.approx(times * more, rel=1e-9)
