@@ -35,6 +35,7 @@ BELIEF = {
     "ici_start_s": 0.5,
     "dcn_latency_s": 1.0,
     "dcn_start_s": 1.0,
+    "dcn_message_s": 1.0,
     "kernel_launch_s": 0.4,
     "four_bit_fraction": 0.2,
     "portable_fraction": 0.3,

@@ -39,7 +39,8 @@ class Calibration:
     besides, and `four_bit_fraction` what those of 4 bits reach besides that. `attention_fraction` is the share of
     the peak of a fused attention kernel written for the chip, `portable_fraction` that of one written for any chip
     of its kind (FlashAttention-2); either skips masked keys by blocks of `attention_block`. `hop_latency_s`,
-    `dcn_latency_s` are paid by each step of a collective, `ici_start_s`, `dcn_start_s` once by each.
+    `dcn_latency_s` are paid by each step of a collective, `ici_start_s`, `dcn_start_s` once by each,
+    `dcn_message_s` by each message of a ring that crosses the network.
     `kernel_launch_s` is the time between two kernels on the device. `workspace_bytes` and `fragmentation` (of what
     comes and goes) are memory that no tensor of the plan accounts for.
 
@@ -75,6 +76,7 @@ class Calibration:
     ici_start_s: float = _of("chip", 0.0, 1e-2)
     dcn_latency_s: float = _of("chip", 0.0, 1e-2)
     dcn_start_s: float = _of("chip", 0.0, 1e-1)
+    dcn_message_s: float = _of("chip", 0.0, 1e-3)
     kernel_launch_s: float = _of("chip", 0.0, 1e-3)
     workspace_bytes: float = _of("chip", 0.0, 32e9)
     fragmentation: float = _of("chip", 0.0, 1.0)

@@ -41,6 +41,7 @@ class Link:
         hop_latency_s: seconds of one hop inside the slice.
         dcn_latency_s: seconds of one message across.
         ici_start_s, dcn_start_s: seconds that each collective needs besides, wherever it has more than one rank.
+        dcn_message_s: seconds that an adapter's host needs for each message of a ring.
         switched: whether the slice's devices meet at a switch, so that latency does not grow with distance.
     """
 
@@ -55,6 +56,7 @@ class Link:
     dcn_latency_s: Column | float = 0.0
     ici_start_s: float = 0.0
     dcn_start_s: float = 0.0
+    dcn_message_s: float = 0.0
     switched: bool = False
 
     @cached_property
@@ -74,8 +76,13 @@ class Link:
             ici_s_per_byte=inside / self.gather_bytes_per_s,
             ici_s=self.hops * self.hop_latency_s + self._start[0],
             dcn_s_per_byte=across / self.n_ici / self.dcn_bytes_per_s,
-            dcn_s=(self.n_dcn - 1) * self.dcn_latency_s + self._start[1],
+            dcn_s=(self.n_dcn - 1) * self.dcn_latency_s + self._start[1] + self._served,
         )
+
+    @cached_property
+    def _served(self) -> Column:
+        """What an adapter's host needs for a ring's messages: each rank is passed all parts but its own."""
+        return np.where(self.n_dcn > 1, self.n_ici * self.n_dcn - 1, 0) * self.dcn_message_s
 
     @cached_property
     def _tree(self) -> _Affine:
@@ -90,7 +97,8 @@ class Link:
 
     @cached_property
     def _trees_may_win(self) -> tuple[bool, bool]:
-        return self.switched and bool(np.any(self.hop_latency_s)), bool(np.any(self.dcn_latency_s))
+        across = bool(np.any(self.dcn_latency_s) or self.dcn_message_s)
+        return self.switched and bool(np.any(self.hop_latency_s)), across
 
     @cached_property
     def _all_to_all(self) -> _Affine:

@@ -111,6 +111,7 @@ def achieved_links(links: Mapping[str, Link], calibration: Calibration) -> dict[
             dcn_latency_s=calibration.dcn_latency_s,
             ici_start_s=calibration.ici_start_s,
             dcn_start_s=calibration.dcn_start_s,
+            dcn_message_s=calibration.dcn_message_s,
         )
         for role, link in links.items()
     }

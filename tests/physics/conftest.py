@@ -38,6 +38,7 @@ PERFECT = Calibration(
     kernel_launch_s=0.0,
     ici_start_s=0.0,
     dcn_start_s=0.0,
+    dcn_message_s=0.0,
     narrow_fraction=1.0,
     four_bit_fraction=1.0,
     portable_fraction=1.0,

@@ -292,6 +292,15 @@ def test_no_collective_moves_fewer_bytes_than_its_devices_lack(kind: str, n: int
     assert across >= lacks / rate * (1 - 1e-12)
 
 
+def test_a_ring_over_two_nodes_waits_for_the_messages_that_an_adapter_passes_on() -> None:
+    # Of 16 ranks in two nodes each has its own part of 1 MB and is passed the other 15, one message each of 20 us.
+    ring = link(8, 2, rate=np.inf, dcn_message_s=20e-6, dcn_bytes_per_s=1e10)
+    bytes_s = 0.5 * 16e6 / 8 / 1e10
+    assert all_gather(ring, 16e6)[1] == pytest.approx([15 * 20e-6 + bytes_s])
+    assert reduce_scatter(ring, 16e6)[1] == pytest.approx([15 * 20e-6 + bytes_s])
+    assert all_gather(link(8, 1, dcn_message_s=20e-6), 16e6)[1] == pytest.approx([0.0])
+
+
 def test_columns_broadcast_and_rows_do_not_touch_each_other() -> None:
     rng = np.random.default_rng(0)
     n_ici, n_dcn, bytes_ = rng.integers(1, 17, 200), rng.integers(1, 5, 200), rng.uniform(1, 1e9, 200)
