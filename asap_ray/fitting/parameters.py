@@ -44,6 +44,7 @@ BELIEF = {
     "handoff_s": 1.0,
     "stall_s": 1.0,
     "sync_s": 1.0,
+    "crowding": 1.0,
     "expert_passes": 0.5,
     "expert_launches": 0.7,
     "cast_passes": 0.4,

@@ -49,6 +49,7 @@ class Calibration:
     `handoff_s` is what the host of a stage waits for each tensor that it hands to a neighbour or takes from it,
     `sync_s` is how late the second of two ranks comes to an exchange of the tensor axis that both wait for, and
     `stall_s` what a rank's host loses at each layer of a micro-batch while a pipeline's messages cross the network.
+    `crowding` is what each host of a group beyond two adds to the time of its gradients and weights on the network.
     `elementwise_passes`, `expert_passes` and `optimizer_passes` are the HBM traffic of what stands around matmuls, of
     what stands around those of routed experts (permutation, padding), and of the optimizer, over that of fully fused
     kernels; `cast_passes` is that of casts to narrow formats over casts in kernels of their own. `expert_launches` is
@@ -84,6 +85,7 @@ class Calibration:
     batch_overhead_s: float = _of("stack", 0.0, 1.0)
     handoff_s: float = _of("stack", 0.0, 10.0)
     stall_s: float = _of("stack", 0.0, 1e-1)
+    crowding: float = _of("stack", 0.0, 10.0)
     sync_s: float = _of("stack", 0.0, 1e-2)
     step_overhead_s: float = _of("stack", 0.0, 10.0)
     elementwise_passes: float = _of("stack", 0.2, 10.0)

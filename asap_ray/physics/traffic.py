@@ -106,7 +106,7 @@ def achieved_links(links: Mapping[str, Link], calibration: Calibration) -> dict[
             gather_bytes_per_s=link.gather_bytes_per_s * ici,
             all_to_all_bytes_per_s=link.all_to_all_bytes_per_s * ici,
             permute_bytes_per_s=link.permute_bytes_per_s * ici,
-            dcn_bytes_per_s=link.dcn_bytes_per_s * calibration.dcn_fraction,
+            dcn_bytes_per_s=link.dcn_bytes_per_s * calibration.dcn_fraction / _crowd(role, link, calibration),
             hop_latency_s=calibration.hop_latency_s,
             dcn_latency_s=calibration.dcn_latency_s,
             ici_start_s=calibration.ici_start_s,
@@ -115,6 +115,14 @@ def achieved_links(links: Mapping[str, Link], calibration: Calibration) -> dict[
         )
         for role, link in links.items()
     }
+
+
+def _crowd(role: str, link: Link, calibration: Calibration) -> np.ndarray | float:
+    """How much longer weights and gradients take across than between two hosts: the more hosts a group spans, the more
+    of its messages share paths above the hosts' own switches."""
+    if not role.endswith(("shards", "replicas")):
+        return 1.0
+    return 1.0 + calibration.crowding * np.maximum(link.n_dcn - 2, 0)
 
 
 def datasheet_links(problem: Problem, meshes: Meshes, *, bound: bool) -> dict[str, Link]:

@@ -47,6 +47,7 @@ PERFECT = Calibration(
     sync_s=0.0,
     handoff_s=0.0,
     stall_s=0.0,
+    crowding=0.0,
     step_overhead_s=0.0,
     elementwise_passes=1.0,
     optimizer_passes=1.0,

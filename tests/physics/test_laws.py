@@ -128,7 +128,7 @@ BETTER = {
     "matmul_fraction": 1, "attention_fraction": 1, "hbm_fraction": 1, "ici_fraction": 1, "dcn_fraction": 1,
     "pcie_fraction": 1, "contraction_ramp": -1, "hop_latency_s": -1, "dcn_latency_s": -1, "kernel_launch_s": -1,
     "step_overhead_s": -1, "narrow_fraction": 1, "portable_fraction": 1, "ici_start_s": -1, "dcn_start_s": -1,
-    "dcn_message_s": -1, "host_launch_s": -1, "batch_overhead_s": -1, "handoff_s": -1, "stall_s": -1,
+    "dcn_message_s": -1, "host_launch_s": -1, "batch_overhead_s": -1, "handoff_s": -1, "stall_s": -1, "crowding": -1,
     "elementwise_passes": -1, "optimizer_passes": -1, "expert_passes": -1, "expert_launches": -1, "cast_passes": -1,
 }  # fmt: skip
 

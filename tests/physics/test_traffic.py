@@ -35,3 +35,19 @@ def test_a_sharded_optimizer_sums_gradients_for_itself_or_for_all(scatters, numb
     plain, hidden = Pricer(problem, replace(PERFECT, overlap_gradient=1.0)).price(columns).time_parts["gradient"]
     assert plain == 0.0
     assert hidden == (0.0 if scatters else zero)
+
+
+def test_each_host_beyond_two_crowds_the_network_of_gradients(physics):
+    # Replicas on 4 hosts: 3/4 of an eighth of all gradients, then of all weights, cross each NIC of 25 GB/s; of the two
+    # hosts beyond the first two, each adds a tenth.
+    problem = physics.problem("llama2_7b", "a100x32", "megatron", 64, 2048)
+    columns = Space(problem=problem).columns(
+        [Plan(ici=(8, 1, 1, 1, 1, 1), dcn=(4, 1, 1, 1, 1, 1), micro_batch=1, accumulation=2, zero=1)]
+    )
+    base, crowded = (
+        Pricer(problem, replace(PERFECT, crowding=crowding)).price(columns).time_parts["gradient"]
+        for crowding in (0.0, 0.1)
+    )
+    model, width = problem.workload.architecture, 2 + STACKS["megatron"].state.gradient_wire
+    across = width * (model.parameters - model.norm_parameters) / 8 * 3 / 4 / 25e9
+    assert crowded - base == pytest.approx(2 * 0.1 * across, rel=1e-9)
