@@ -26,8 +26,8 @@ MOST = 120
 """Rows of one source that are fitted to."""
 STEPS = 2
 """Steps of a fold's fit."""
-QUALITY = {"A": 1.0, "B": 0.25}
-"""What a run counts by its quality; C are headlines, which are not fitted to."""
+QUALITY = {"A": 1.0, "B": 0.25, "C": 0.06}
+"""What a run counts by its quality (C are headlines)."""
 GUESSED = 0.25
 """What a run counts where a knob of its plan is a guess."""
 Columns = Callable[[list[tuple[Values, np.ndarray]]], list[np.ndarray]]

@@ -27,6 +27,8 @@ from asap_ray.interchange.measured import MeasuredRow
 
 MARK = "# Fitted by task=calibrate: value and standard error, and how many runs of each source.\n"
 DIGITS = 4
+FOLDS = "folds.parquet"
+"""The table of folds, in a run's directory and under knowledge/."""
 
 
 def fingerprint(row: MeasuredRow) -> str:

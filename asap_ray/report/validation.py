@@ -16,9 +16,11 @@ from asap_ray.validation import Validation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationAnswer:
-    """What was compared, with the record of the command."""
+    """What was compared, with the record of the command; `left_out` are timed rows that the constants were fitted to,
+    and that were therefore predicted with constants fitted without them."""
 
     validation: Validation
+    left_out: int
     command: str
     run_dir: Path
     wall_s: float
@@ -38,7 +40,7 @@ def validation_fields(answer: ValidationAnswer) -> dict[str, Any]:
         {
             "task": "validate",
             "tables": found.tables,
-            "rows": _counts(found),
+            "rows": {**_counts(found), "left_out": answer.left_out},
             "overall": asdict(errors("overall", timed)),
             "headline": asdict(errors("headline", found.headline)),
             "overall_stated": asdict(errors("stated", [row for row in timed if not row.inferred])),

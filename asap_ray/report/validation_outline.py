@@ -22,7 +22,7 @@ ERROR_HEADER = ("rows", "inferred", "median", "mean", "p90", "bias")
 def outline(answer: ValidationAnswer, files: Sequence[str]) -> Iterator[Block]:
     """Everything, most important first."""
     found = answer.validation
-    yield _tables(found)
+    yield _tables(found, answer.left_out)
     yield Block(title="Errors of the step time", grid=error_grid("rows of", totals(found), words=True))
     yield Block(title="By group, with the rankings among its own rows", grid=group_grid(found))
     hardware = [errors(*each) for each in split_by(found.timed, lambda row: row.hardware).items()]
@@ -40,7 +40,7 @@ def outline(answer: ValidationAnswer, files: Sequence[str]) -> Iterator[Block]:
     yield Block(facts=tuple(facts))
 
 
-def _tables(found: Validation) -> Block:
+def _tables(found: Validation, left_out: int) -> Block:
     facts = [("table" if i == 0 else "", path) for i, path in enumerate(found.tables)]
     failed = sum(row.status != "ok" for row in found.rows)
     counts = (
@@ -48,7 +48,11 @@ def _tables(found: Validation) -> Block:
         f"{units.count(failed)} that failed, {units.count(sum(found.unmapped.values()))} left out"
     )
     share = f"{units.percent(found.mapped_share)} of those with shape, mesh and time"
-    return Block(title="Measured runs", facts=(*facts, ("rows", counts), ("mapped", share)))
+    fitted = (
+        f"{units.count(left_out)} timed rows with constants that were fitted without them (their source for what is of "
+        "a chip, their model for what is of a stack), the others with those of conf/calibration"
+    )
+    return Block(title="Measured runs", facts=(*facts, ("rows", counts), ("mapped", share), ("predicted", fitted)))
 
 
 def totals(found: Validation) -> list[ErrorBlock]:

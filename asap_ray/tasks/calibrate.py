@@ -26,7 +26,7 @@ from asap_ray.fitting.folds import Columns, Fitter, Fold, Whole
 from asap_ray.fitting.observations import Observations
 from asap_ray.fitting.parameters import Values, beliefs_of
 from asap_ray.fitting.spreads import fit_spreads
-from asap_ray.fitting.store import fitted_text, write_folds
+from asap_ray.fitting.store import FOLDS, fitted_text, write_folds
 from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.interchange.measured_tables import read_tables
 from asap_ray.report.calibration import CalibrationAnswer, calibration_fields, outline
@@ -40,7 +40,6 @@ from asap_ray.tasks.running import command_line, open_run, output_of, versions, 
 from asap_ray.tasks.validate import carried_tables
 
 KEY = "calibrate.tables"
-FOLDS = "folds.parquet"
 ROUNDS = 6
 USED = ("A", "B")
 """Qualities of rows that constants are fitted to; C are headlines alone."""

@@ -12,8 +12,8 @@ from typing import Any
 from asap_ray.chip import chip_from_mapping
 from asap_ray.comparison import Compared
 from asap_ray.errors import AsapError, shown
-from asap_ray.fitting.parameters import beliefs_of
-from asap_ray.fitting.store import Folds, read_folds
+from asap_ray.fitting.parameters import Beliefs, beliefs_of
+from asap_ray.fitting.store import FOLDS, Folds, read_folds
 from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped
 from asap_ray.interchange.measured_flops import timed
 from asap_ray.interchange.measured_groups import MeasuredGroups
@@ -86,24 +86,35 @@ def _content(row: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple((name, row[name]) for name in sorted(row) if name not in hidden and row[name] is not None)
 
 
-def load_constants(config_dir: str | None = None) -> CalibrationFor:
+@dataclass(frozen=True, slots=True)
+class Constants:
     """How the constants are chosen that a row is predicted with: those of conf/calibration, but for a row that they
-    were fitted to, those that were fitted without it (`fitting.folds`). A user's own calibrations are taken as they
-    are.
+    were fitted to, those that were fitted without it (`fitting.folds`)."""
+
+    beliefs: Beliefs
+    folds: Folds
+
+    def __call__(self, row: MeasuredRow) -> Calibration:
+        """The constants for a row."""
+        chip, stack = row.problem.slice.chip, row.problem.stack.name
+        return self.beliefs.calibration(chip, self.beliefs.owners(chip, stack), stack, self.folds.values_for(row) or {})
+
+    def left_out(self, row: MeasuredRow) -> bool:
+        """Whether the calibration was fitted to the row, which is therefore predicted from the others."""
+        return self.folds.values_for(row) is not None
+
+
+def load_constants(config_dir: str | None = None) -> Constants:
+    """The constants of conf/calibration and their folds; a user's own calibrations are taken as they are.
 
     Raises:
         ConfigError: a calibration cannot be used.
     """
     files = load_group("calibration", config_dir)
-    beliefs, own = beliefs_of(files, keeps_fits=True), setting_files("calibration", config_dir)
-    ours = all(path.is_relative_to(data_dir("conf")) for path in own.values())
-    folds = read_folds(data_dir("knowledge") / "folds.parquet") if ours else Folds((), {})
-
-    def constants(row: MeasuredRow) -> Calibration:
-        chip, stack = row.problem.slice.chip, row.problem.stack.name
-        return beliefs.calibration(chip, beliefs.owners(chip, stack), stack, folds.values_for(row) or {})
-
-    return constants
+    own = setting_files("calibration", config_dir).values()
+    ours = all(path.is_relative_to(data_dir("conf")) for path in own)
+    folds = read_folds(data_dir("knowledge") / FOLDS) if ours else Folds((), {})
+    return Constants(beliefs_of(files, keeps_fits=True), folds)
 
 
 def predict(

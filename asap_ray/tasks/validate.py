@@ -56,6 +56,7 @@ def run(config: Config) -> int:
         peaks = predicted_peaks(mapped.rows, estimates, constants)
     answer = ValidationAnswer(
         validation=beside(tables, mapped, estimates, peaks, groups),
+        left_out=sum(constants.left_out(row) for row in mapped.rows if row.step_time_s),
         command=command_line(),
         run_dir=config.run_path,
         wall_s=time.monotonic() - started,

@@ -26,7 +26,12 @@ def answer(*rows, unmapped: dict[str, int] | None = None) -> ValidationAnswer:
         complete_unmapped=0,
     )
     return ValidationAnswer(
-        validation=found, command="asap-ray task=validate", run_dir=Path("runs"), wall_s=1.0, versions={"asap_ray": "1"}
+        left_out=0,
+        validation=found,
+        command="asap-ray task=validate",
+        run_dir=Path("runs"),
+        wall_s=1.0,
+        versions={"asap_ray": "1"},
     )
 
 
