@@ -25,9 +25,10 @@ from asap_ray.workload import Workload, number_bytes
 BACKWARD_ATTENTION = 2.5
 """Backward over forward FLOPs of a fused attention kernel: five matmuls against two (FlashAttention-2, arXiv
 2307.08691)."""
-UNFUSED_SCORE_PASSES = 5.5
-"""Reads and writes of the score matrix, in numbers, by a forward pass that is not fused: two of the raw scores, two of
-the softmax's output and its mask and result (arXiv 2205.05198, figure 3)."""
+SCORE_PASSES, DROPPED_PASSES, OPERATOR_PASSES = (4.0, 8.0), (1.5, 3.0), (16.5, 21.5)
+"""Reads and writes of the score matrix, in 16-bit numbers, forward and backward, by attention that is not fused: two of
+raw scores and two of the softmax's output where that is one kernel, more for a mask and its result with dropout (arXiv
+2205.05198, figure 3); or counted, where it is a chain of operators in float32 (cast, mask, softmax, cast)."""
 KERNELS = {"matmul": (1, 2), "attention": (1, 1), "elementwise": (5, 5)}
 """Launches forward and backward: of a matmul one, then one for each gradient; of what stands around a norm or an
 activation (residual, dropout, rotary embedding, casts) a handful. Counted for matmuls and attention, assumed for the
@@ -98,11 +99,15 @@ class LayerPricer:
         passes: float = 1.0,
         routes_by_matmul: bool = False,
         fuses_norms: bool = True,
+        fuses_softmax: bool = True,
     ) -> None:
         """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over what is counted.
         `routes_by_matmul` holds where experts have a capacity."""
         self.workload, self.machine, self.policies, self.passes = workload, machine, policies, passes
         self.moves = PASSES if fuses_norms else PASSES | OPERATOR_NORMS
+        dropped = workload.architecture.dropout
+        fused = tuple(own + dropped * more for own, more in zip(SCORE_PASSES, DROPPED_PASSES, strict=True))
+        self.score_passes = fused if fuses_softmax else OPERATOR_PASSES
         full = np.array([not policy.kept for policy in policies])
         self.rerun = full & reruns_output
         self.one_hot = routes_by_matmul and workload.expert_capacity > 0
@@ -188,10 +193,11 @@ class LayerPricer:
             keys = self.workload.seq_len
             full = 2.0 * units.tokens * keys * attention.heads / units.tensor
             compute = full * (attention.qk_head_dim + attention.v_head_dim) / self.machine.peaks[units.precision]
-            passes = full / 2 * UNFUSED_SCORE_PASSES * units.number_bytes / self.machine.hbm_bytes_per_s
-            unfused = Work(compute + passes, passes, passes).times(units.unfused)
-            forward = forward.times(~units.unfused) + unfused
-            backward = backward.times(~units.unfused) + unfused.times(2)
+            compute = Work(compute, 0.0 * compute, 0.0 * compute)
+            pass_s = full / 2 * units.number_bytes / self.machine.hbm_bytes_per_s
+            ahead, back = (Work.moved(passes * pass_s) for passes in self.score_passes)
+            forward = forward.times(~units.unfused) + (compute + ahead).times(units.unfused)
+            backward = backward.times(~units.unfused) + (compute.times(2) + back).times(units.unfused)
         context = recomputed(self.policies, "context")
         scores = recomputed(self.policies, "scores")
         flags = np.where(units.unfused[:, None], context | scores, context)

@@ -71,6 +71,7 @@ class Pricer:
             calibration.elementwise_passes,
             stack.routes_by_matmul,
             fuses_norms=stack.norm_bytes == 0,
+            fuses_softmax=stack.score_bytes == 0,
         )
         self.stages = StagePricer(problem, calibration, self.machine)
         self.steps = StepPricer(self.stages)

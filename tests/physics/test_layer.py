@@ -299,3 +299,19 @@ def test_a_norm_of_operators_moves_more_by_hand(physics):
     for ways, times in (("forward", 1), ("backward", 2)):
         seconds = [getattr(cost, ways)["elementwise"].total_s[0] for cost in (chain, fused)]
         assert seconds[0] - seconds[1] == pytest.approx(times * more, rel=1e-9)
+
+
+def test_a_softmax_of_operators_moves_more_by_hand(physics):
+    # Bytes a score, forward: written 2, cast 2 + 4, mask 4 + 1 + 4, softmax 4 + 4, cast 4 + 2, read 2: 33, where a
+    # fused softmax has 2 + 2 + 2 + 2. Backward: written 2, casts 6 and 6, softmax 12, mask 9, reads of matmuls 8: 43,
+    # where the fused one has twice its forward 8.
+    problem = physics.problem("llama2_13b", "a100x8", "scaling_eager", 16, 2048)
+    machine, unit = Machine.achieved(problem.slice.chip, physics.perfect), lone_unit(unfused=True)
+    fused, chain = (
+        LayerPricer(problem.workload, machine, problem.stack.remat, True, fuses_softmax=fuses).price(unit)
+        for fuses in (True, False)
+    )
+    scores = 40 * unit.tokens[0] * 2048 * 40
+    for ways, more in (("forward", 33 - 8), ("backward", 43 - 16)):
+        seconds = [getattr(cost, ways)["attention"].total_s[0] for cost in (chain, fused)]
+        assert seconds[0] - seconds[1] == pytest.approx(scores * more / 2.039e12, rel=1e-9)
