@@ -303,8 +303,8 @@ def test_a_norm_of_operators_moves_more_by_hand(physics):
 
 def test_a_softmax_of_operators_moves_more_by_hand(physics):
     # Bytes a score, forward: written 2, cast 2 + 4, mask 4 + 1 + 4, softmax 4 + 4, cast 4 + 2, read 2: 33, where a
-    # fused softmax has 2 + 2 + 2 + 2. Backward: written 2, casts 6 and 6, softmax 12, mask 9, reads of matmuls 8: 43,
-    # where the fused one has twice its forward 8.
+    # fused softmax has 2 + 2 + 2 + 2. Backward: written 2, casts 6 and 6, softmax 12, mask 11 (a copy, of
+    # which half is filled), read by three matmuls 6: 43, where the fused one has twice its forward 8.
     problem = physics.problem("llama2_13b", "a100x8", "scaling_eager", 16, 2048)
     machine, unit = Machine.achieved(problem.slice.chip, physics.perfect), lone_unit(unfused=True)
     fused, chain = (
