@@ -140,13 +140,15 @@ def _standard(row: dict[str, Any], table: str, line: int) -> dict[str, Any]:
 class Mapper:
     """Maps rows; alike workloads on alike slices share one `Problem` object.
 
-    `models` are the plain mappings of conf/model, `defaults` that of `knowledge/measured/defaults.yaml`.
+    `models` are the plain mappings of conf/model, `defaults` that of `knowledge/measured/defaults.yaml`; `margin` is
+    what plans must leave free of the memory (`Problem.margin`).
     """
 
     chips: Mapping[str, Chip]
     stacks: Mapping[str, Stack]
     models: Mapping[str, Mapping[str, Any]]
     defaults: Mapping[str, Any]
+    margin: float = 0.0
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
 
     def map(self, row: Row) -> MeasuredRow | Unmapped:
@@ -177,7 +179,9 @@ class Mapper:
             expert_capacity=float(capacity[1]) if (capacity := CAPACITY.search(str(row.get("notes") or ""))) else 0.0,
         )
         key = (slice_.name, stack.name, workload)
-        problem = self.problems.setdefault(key, Problem(workload=workload, slice=slice_, stack=stack))
+        problem = self.problems.setdefault(
+            key, Problem(workload=workload, slice=slice_, stack=stack, margin=self.margin)
+        )
         plan = self._plan(row, problem, degrees, inferred)
         return _measured(row, problem, plan, tuple(inferred), self._peak(row))
 

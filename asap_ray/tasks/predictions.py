@@ -43,8 +43,9 @@ class Mapped:
     complete_unmapped: int
 
 
-def load_mapper(config_dir: str | None = None) -> Mapper:
-    """The mapper of measured rows, with the user's own chips, stacks and models.
+def load_mapper(config_dir: str | None = None, margin: float = 0.0) -> Mapper:
+    """The mapper of measured rows, with the user's own chips, stacks and models; plans must leave a `margin` of the
+    memory.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -54,6 +55,7 @@ def load_mapper(config_dir: str | None = None) -> Mapper:
         stacks={name: stack_from_mapping(given) for name, given in load_group("stack", config_dir).items()},
         models=load_group("model", config_dir),
         defaults=read_settings(data_dir("knowledge") / "measured" / "defaults.yaml"),
+        margin=margin,
     )
 
 

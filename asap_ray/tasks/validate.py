@@ -47,7 +47,7 @@ def run(config: Config) -> int:
     started = time.monotonic()
     tables = config.validate.tables or carried_tables()
     rows = read_tables(KEY, tables)
-    mapper, constants = load_mapper(config.config_dir), load_constants(config.config_dir)
+    mapper, constants = load_mapper(config.config_dir, config.space.margin), load_constants(config.config_dir)
     groups = MeasuredGroups(read_settings(data_dir("knowledge") / "measured" / "groups.yaml"))
     output, stream = output_of(config)
     with progress("pricing measured runs", sys.stderr, wanted=len(rows) >= ENOUGH_FOR_A_BAR) as told:

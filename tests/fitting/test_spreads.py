@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asap_ray.fitting.parameters import Parameter
-from asap_ray.fitting.spreads import fit_spreads, half_widths
+from asap_ray.fitting.spreads import HELD, fit_spreads, half_widths
 
 KINDS = np.eye(3)
 
@@ -16,13 +16,13 @@ def test_half_widths_add_as_squares() -> None:
     assert half_widths(np.array([[0.6, 0.4, 0.0]]), np.array([0.1, 0.2, 9.0])) == pytest.approx([0.1])
 
 
-def test_spreads_are_found_again_and_hold_ninety_percent() -> None:
+def test_spreads_are_found_again_and_hold_what_they_are_to_hold() -> None:
     rng = np.random.default_rng(0)
     true = {"stack_a": np.array([0.05, 0.4, 0.3]), "stack_b": np.array([0.15, 0.4, 0.3])}
     files = [name for name in true for _ in range(1500)]
     shares = KINDS[rng.integers(0, 3, len(files))]
     widths = np.array([half_widths(share[None], true[name])[0] for share, name in zip(shares, files, strict=True)])
-    errors = rng.laplace(scale=widths / np.log(10))  # e^-ln(10) = 10% lie outside
+    errors = rng.laplace(scale=widths / -np.log(1 - HELD))
     found = fit_spreads(errors, shares, files)
     for name, spreads in true.items():
         for kind, spread in zip(("compute", "network", "host"), spreads, strict=True):
@@ -31,7 +31,7 @@ def test_spreads_are_found_again_and_hold_ninety_percent() -> None:
         [[found[Parameter(name, f"spread_{k}")] for k in ("compute", "network", "host")] for name in files]
     )
     inside = np.abs(errors) <= np.sqrt(np.square(shares * drawn).sum(axis=1))
-    assert np.mean(inside) == pytest.approx(0.9, abs=0.01)
+    assert np.mean(inside) == pytest.approx(HELD, abs=0.01)
 
 
 def test_a_stack_with_one_run_takes_the_spread_of_all() -> None:
