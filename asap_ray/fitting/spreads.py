@@ -57,5 +57,5 @@ def _held(errors: np.ndarray, shares: np.ndarray, around: np.ndarray | None) -> 
 
     bounds = [(np.log(LEAST), np.log(MOST))] * len(SPREADS)
     starts = [np.full(len(SPREADS), each) for each in FIRST] if around is None else [around * each for each in AROUND]
-    found = [minimize(loss, np.log(start), method="Powell", bounds=bounds) for start in starts]
+    found = [minimize(loss, np.log(np.clip(start, LEAST, MOST)), method="Powell", bounds=bounds) for start in starts]
     return np.exp(min(found, key=lambda each: float(each.fun)).x)
