@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from asap_ray.physics.layer import Units
 from asap_ray.physics.network import Link
+from asap_ray.physics.units import Units
 
 
 def lone_unit(**changes: Any) -> Units:

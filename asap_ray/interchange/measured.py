@@ -1,6 +1,6 @@
 """Public measurements as plans: each row of a table becomes a problem, a plan and the time its step took.
 
-    rows = read_table(Path("training.parquet"))
+    rows = read_table(Path("training.parquet"))     # interchange.measured_tables
     mapped = [mapper.map(row) for row in rows]      # each a MeasuredRow, or Unmapped with the reason
 
 Tables are Parquet or CSV in the schema of `knowledge/measured/` (its README says what the columns mean). What a row
@@ -13,32 +13,18 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import pyarrow.csv as csv
-import pyarrow.parquet as parquet
 
 from asap_ray.chip import Chip
 from asap_ray.errors import ConfigError
 from asap_ray.interchange.measured_mesh import Degrees, mesh_degrees, placed, slice_of
 from asap_ray.interchange.measured_shape import architecture_of
-from asap_ray.interchange.measured_words import Unmappable, cell, chosen, first_match, flag, number, text, whole
+from asap_ray.interchange.measured_words import Row, Unmappable, chosen, first_match, flag, number, text, whole
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.stack import Stack
 from asap_ray.workload import Workload
 
-Row = Mapping[str, Any]
-
-VTRAIN_COLUMNS = {
-    "gpus": "chips",
-    "micro_batch": "micro_batch_per_dp_rank",
-    "workload": "rank_group",
-}
-VTRAIN_NODE = 8
-"""GPUs in a node of vTrain's cluster."""
-PARQUET = b"PAR1"
 ASSUMED = re.compile(r"([\w/()]+)=([^;(]+?)\s*(?:\(|;|$)")
 ASSUMED_NAMES = {"sp(yes/no)": "sp", "fsdp/zero": "fsdp_zero"}
 TRAINING_ALONE = re.compile(r"eval-corrected estimate ([\d.]+) s")
@@ -94,46 +80,6 @@ class Unmapped:
     table: str
     reason: str
     complete: bool
-
-
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """Rows of a table (Parquet, or CSV of the same columns), cells as None where they are empty; with `table`.
-
-    Raises:
-        OSError, ValueError: it cannot be read, or is no such table.
-    """
-    with path.open("rb") as file:
-        is_parquet = file.read(len(PARQUET)) == PARQUET
-    if is_parquet:
-        data = parquet.read_table(path)
-    else:
-        data = csv.read_csv(
-            path,
-            parse_options=csv.ParseOptions(newlines_in_values=True),
-            convert_options=csv.ConvertOptions(strings_can_be_null=True),
-        )
-    if len(set(data.column_names)) < data.num_columns:
-        raise ValueError("a column is there twice")
-    return [_standard(row, path.stem, i + 1) for i, row in enumerate(data.to_pylist())]
-
-
-def _standard(row: dict[str, Any], table: str, line: int) -> dict[str, Any]:
-    """One row under the columns of `training`; vTrain's tables have a few of their own."""
-    row = {VTRAIN_COLUMNS.get(k, k): cell(k, v) for k, v in row.items()}
-    if "step_time_ms" in row:
-        width, time_ms = number(row, "d_model"), number(row, "step_time_ms")
-        del row["step_time_ms"]
-        row |= {
-            "source_name": "vTrain, " + ("many nodes" if (number(row, "chips") or 0) > VTRAIN_NODE else "one node"),
-            "framework": "vTrain",
-            "model": f"GPT {row.get('d_model')}x{row.get('layers')}",
-            "metric_step_time_s": time_ms / 1e3 if time_ms else None,
-            "status": "ok",
-            "quality": "A",
-            "d_ff": 4 * width if width else None,
-            "n_kv_heads": row.get("n_heads"),
-        }
-    return {**row, "id": row.get("id") or f"{table}-{line:03d}", "table": table}
 
 
 @dataclass(frozen=True, kw_only=True)

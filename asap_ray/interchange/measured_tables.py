@@ -7,13 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
 
 from asap_ray.errors import ConfigError
-from asap_ray.interchange.measured import VTRAIN_COLUMNS, read_table
+from asap_ray.interchange.measured_words import cell, number
 
 COLUMNS = ("hardware", "framework", "chips")
 """What makes a table one of training runs; every other column may be missing, and rows then say what they lack."""
 VTRAIN = ("hardware", "gpus", "step_time_ms")
+VTRAIN_COLUMNS = {
+    "gpus": "chips",
+    "micro_batch": "micro_batch_per_dp_rank",
+    "workload": "rank_group",
+}
+VTRAIN_NODE = 8
+"""GPUs in a node of vTrain's cluster."""
+PARQUET = b"PAR1"
 LARGEST_TABLE_BYTES = 2**30
 ALLOWED = (
     "allowed: Parquet or CSV tables of runs in the columns of knowledge/measured/README.md "
@@ -79,3 +89,43 @@ def _is_runs(row: Mapping[str, Any]) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Rows of a table (Parquet, or CSV of the same columns), cells as None where they are empty; with `table`.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no such table.
+    """
+    with path.open("rb") as file:
+        is_parquet = file.read(len(PARQUET)) == PARQUET
+    if is_parquet:
+        data = parquet.read_table(path)
+    else:
+        data = csv.read_csv(
+            path,
+            parse_options=csv.ParseOptions(newlines_in_values=True),
+            convert_options=csv.ConvertOptions(strings_can_be_null=True),
+        )
+    if len(set(data.column_names)) < data.num_columns:
+        raise ValueError("a column is there twice")
+    return [_standard(row, path.stem, i + 1) for i, row in enumerate(data.to_pylist())]
+
+
+def _standard(row: dict[str, Any], table: str, line: int) -> dict[str, Any]:
+    """One row under the columns of `training`; vTrain's tables have a few of their own."""
+    row = {VTRAIN_COLUMNS.get(k, k): cell(k, v) for k, v in row.items()}
+    if "step_time_ms" in row:
+        width, time_ms = number(row, "d_model"), number(row, "step_time_ms")
+        del row["step_time_ms"]
+        row |= {
+            "source_name": "vTrain, " + ("many nodes" if (number(row, "chips") or 0) > VTRAIN_NODE else "one node"),
+            "framework": "vTrain",
+            "model": f"GPT {row.get('d_model')}x{row.get('layers')}",
+            "metric_step_time_s": time_ms / 1e3 if time_ms else None,
+            "status": "ok",
+            "quality": "A",
+            "d_ff": 4 * width if width else None,
+            "n_kv_heads": row.get("n_heads"),
+        }
+    return {**row, "id": row.get("id") or f"{table}-{line:03d}", "table": table}

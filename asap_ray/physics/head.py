@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asap_ray.physics.calibration import Machine
-from asap_ray.physics.layer import Units
 from asap_ray.physics.matmul import Work, gradients_work, matmul_work
+from asap_ray.physics.units import Units
 from asap_ray.workload import Workload
 
 LOGIT_PASSES = 3.0

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asap_ray.architecture import Architecture, LayerGroup
+from asap_ray.architecture import LayerGroup
 from asap_ray.layers import Matmul
 from asap_ray.physics import network
 from asap_ray.physics.activations import PRODUCT_OF, kept_tensors, recomputed, recomputed_share
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.matmul import Work, gradients_work, matmul_work
 from asap_ray.physics.network import Link
-from asap_ray.plan import PRECISIONS
+from asap_ray.physics.units import Units, attention_flops, attention_waste, sharded_matmul
 from asap_ray.stack import Remat
-from asap_ray.workload import Workload, number_bytes
+from asap_ray.workload import Workload
 
 BACKWARD_ATTENTION = 2.5
 """Backward over forward FLOPs of a fused attention kernel: five matmuls against two (FlashAttention-2, arXiv
@@ -42,33 +42,6 @@ OPERATOR_NORMS = {"attn_in": 21.0, "mlp_in": 21.0}
 mean, scaling, cast back and weight read and write 36 bytes for each number, the residual 6; the backward pass twice
 as many, about."""
 CHANNELS = ("tensor", "context", "expert")
-NUMBER_BYTES = np.array([number_bytes(name) for name in PRECISIONS])
-"""Bytes of a number between matmuls, by precision code."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Units:
-    """Rows to be priced: `tokens` a micro-batch on one device, degrees, kernels and links [units]."""
-
-    tokens: np.ndarray
-    tensor: np.ndarray
-    kv_shards: np.ndarray
-    context: np.ndarray
-    expert: np.ndarray
-    sequence_shards: np.ndarray
-    precision: np.ndarray
-    unfused: np.ndarray
-    links: dict[str, Link]
-
-    @property
-    def number_bytes(self) -> np.ndarray:
-        """Bytes of a number between matmuls, and of what they read and write [units]."""
-        return NUMBER_BYTES[self.precision]
-
-    @property
-    def shards(self) -> dict[str, np.ndarray]:
-        """Divisors of a tensor's bytes by what shards it [units]."""
-        return {"tensor": self.tensor, "kv": self.kv_shards, "sequence": self.sequence_shards}
 
 
 @dataclass(slots=True)
@@ -280,24 +253,6 @@ class LayerPricer:
             cost.wire_again["expert"][level][:] += group.count * exchange[level][:, None] * flags
 
 
-def sharded_matmul(
-    architecture: Architecture, matmul: Matmul, units: Units
-) -> tuple[np.ndarray, np.ndarray | int, np.ndarray | int, np.ndarray | int]:
-    """Shape (m, k, n, groups) of a forward matmul on one device [units]: tokens x inputs x outputs, experts side by
-    side."""
-    shards = units.kv_shards if matmul.name == "key_value" else units.tensor
-    k = matmul.k / shards if matmul.tensor == "row" else matmul.k
-    n = matmul.n / shards if matmul.tensor == "column" else matmul.n
-    if matmul.kind == "dense":
-        # Matmuls that the tensor axis does not shard work on the rank's own tokens where the sequence is split.
-        m = units.tokens / units.sequence_shards if matmul.tensor == "none" else units.tokens
-        return m, k, n, 1
-    experts = architecture.experts
-    assert experts is not None
-    held = experts.experts / units.expert
-    return units.tokens * experts.topk / held, k, n, held
-
-
 def _sent(link: Link, topk: int) -> tuple[np.ndarray, np.ndarray]:
     """What is sent inside and across hosts, over a copy for each expert, if each host gets one copy of a token and
     passes it on to its ranks, one each [units], as DeepEP sends (github.com/deepseek-ai/DeepEP).
@@ -307,21 +262,3 @@ def _sent(link: Link, topk: int) -> tuple[np.ndarray, np.ndarray]:
     ranks = link.n_ici * link.n_dcn
     held, hosts = (n * (1.0 - (1.0 - 1.0 / n) ** topk) / topk for n in (ranks, link.n_dcn))
     return held * link.n_dcn, hosts
-
-
-def attention_flops(workload: Workload, group: LayerGroup, units: Units) -> np.ndarray:
-    """Forward FLOPs of one layer's scores and values on one device [units]; context ranks share the work evenly."""
-    return units.tokens * workload.attention_flops_per_token(group.window) / units.tensor
-
-
-def attention_waste(workload: Workload, group: LayerGroup, machine: Machine) -> float:
-    """What a fused kernel computes over what is counted: masked keys of blocks that are not wholly masked, and the
-    parts of a systolic array that a narrow head leaves empty."""
-    attention, block = workload.architecture.attention, machine.attention_block
-    attended = workload.attended(group.window)
-    edges = 1.0 * workload.causal + (group.window > 0)  # half a block is wasted along each edge of what is seen
-    waste = min(attended + block / 2 * edges, max(workload.seq_len, attended)) / attended
-    if not machine.streams:
-        return waste
-    widths = (attention.qk_head_dim, attention.v_head_dim)
-    return waste * sum(-(-width // machine.tile) * machine.tile for width in widths) / sum(widths)

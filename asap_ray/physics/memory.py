@@ -23,9 +23,9 @@ from asap_ray.architecture import LayerGroup
 from asap_ray.physics.activations import kept_tensors, on_device, on_host
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import summed
-from asap_ray.physics.layer import NUMBER_BYTES, Units
 from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, layers_state
+from asap_ray.physics.units import NUMBER_BYTES, Units
 from asap_ray.plan import PRECISIONS
 from asap_ray.problem import GPIPE, NONE, ZERO_BUBBLE, Problem
 from asap_ray.stack import Stack

@@ -26,7 +26,7 @@ from asap_ray.meshes import Meshes
 from asap_ray.physics.calibration import Calibration, Machine
 from asap_ray.physics.estimate import TIME_PARTS, Estimate, Prices, busy, kinds_of_time, summed
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
-from asap_ray.physics.layer import CHANNELS, LayerPricer, Units
+from asap_ray.physics.layer import CHANNELS, LayerPricer
 from asap_ray.physics.memory import ActivationBytes, activation_bytes, memory_parts
 from asap_ray.physics.network import Link
 from asap_ray.physics.stage import Stage, StagePricer
@@ -34,6 +34,7 @@ from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
 from asap_ray.physics.step import StepPricer, slowest
 from asap_ray.physics.traffic import StepTraffic, achieved_links, datasheet_links, step_traffic
+from asap_ray.physics.units import Units
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, Problem
 from asap_ray.space import PlanColumns

@@ -13,9 +13,10 @@ from asap_ray.physics import network
 from asap_ray.physics.calibration import Calibration, Machine
 from asap_ray.physics.estimate import Levels, summed
 from asap_ray.physics.head import HEAD_KERNELS, head_work
-from asap_ray.physics.layer import CHANNELS, NUMBER_BYTES, LayerCost, Units
+from asap_ray.physics.layer import CHANNELS, LayerCost
 from asap_ray.physics.memory import ActivationBytes
 from asap_ray.physics.traffic import StepTraffic, widths
+from asap_ray.physics.units import NUMBER_BYTES, Units
 from asap_ray.problem import Problem
 from asap_ray.space import PlanColumns
 from asap_ray.stack import OVERLAPS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from asap_ray.chip import chip_from_mapping
-from asap_ray.interchange.measured import MeasuredRow, read_table
+from asap_ray.interchange.measured import MeasuredRow
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.settings import data_dir, load_group
 from asap_ray.tasks.predictions import load_mapper, map_rows
 

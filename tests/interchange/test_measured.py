@@ -11,7 +11,8 @@ import pyarrow.csv as csv
 import pytest
 
 from asap_ray.chip import chip_from_mapping
-from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped, by_problem, read_table
+from asap_ray.interchange.measured import Mapper, MeasuredRow, Unmapped, by_problem
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.interchange.measured_words import cell
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asap_ray.interchange.measured import MeasuredRow, read_table
+from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.interchange.measured_flops import timed
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.settings import data_dir
 from asap_ray.tasks.predictions import load_mapper
 

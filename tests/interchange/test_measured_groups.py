@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from asap_ray.interchange.measured import MeasuredRow, read_table
+from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.interchange.measured_groups import MeasuredGroups
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.settings import data_dir, read_settings
 from asap_ray.tasks.predictions import load_mapper
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asap_ray.chip import chip_from_mapping
-from asap_ray.interchange.measured import Mapper, MeasuredRow, read_table
+from asap_ray.interchange.measured import Mapper, MeasuredRow
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping
 

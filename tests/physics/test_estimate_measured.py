@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from asap_ray.chip import chip_from_mapping
-from asap_ray.interchange.measured import Mapper, MeasuredRow, by_problem, read_table
+from asap_ray.interchange.measured import Mapper, MeasuredRow, by_problem
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.physics.calibration import CONSTANTS, calibration_of, calibrations_from_mappings
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asap_ray.chip import chip_from_mapping
-from asap_ray.interchange.measured import Mapper, MeasuredRow, by_problem, read_table
+from asap_ray.interchange.measured import Mapper, MeasuredRow, by_problem
+from asap_ray.interchange.measured_tables import read_table
 from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
 from asap_ray.physics.state import state_shards
 from asap_ray.settings import data_dir, load_group, read_settings

@@ -19,11 +19,11 @@ from asap_ray.hardware import make_slice, parse_slice
 from asap_ray.physics import calibration
 from asap_ray.physics.calibration import Calibration, calibrations_from_mappings
 from asap_ray.physics.estimate import TIME_PARTS, Prices
-from asap_ray.physics.layer import Units
 from asap_ray.physics.memory import MEMORY_PARTS, ActivationBytes, activation_bytes, memory_parts
 from asap_ray.physics.network import Link
 from asap_ray.physics.roofline import Pricer
 from asap_ray.physics.state import state_shards
+from asap_ray.physics.units import Units
 from asap_ray.problem import GPIPE, NONE, ONE_F_ONE_B, Problem
 from asap_ray.settings import load_group
 from asap_ray.space import PlanColumns, Space

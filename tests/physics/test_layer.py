@@ -11,8 +11,9 @@ import pytest
 from asap_ray.meshes import meshes_of
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.floor import FloorPricer
-from asap_ray.physics.layer import LayerPricer, attention_flops, attention_waste, sharded_matmul
+from asap_ray.physics.layer import LayerPricer
 from asap_ray.physics.state import state_shards
+from asap_ray.physics.units import attention_flops, attention_waste, sharded_matmul
 from asap_ray.plan import Plan
 from tests.units import lone_unit
 

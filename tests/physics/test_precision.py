@@ -9,9 +9,10 @@ import pytest
 
 from asap_ray.physics.activations import kept_tensors
 from asap_ray.physics.calibration import Machine
-from asap_ray.physics.layer import LayerPricer, Units
+from asap_ray.physics.layer import LayerPricer
 from asap_ray.physics.memory import activation_bytes
 from asap_ray.physics.roofline import Pricer
+from asap_ray.physics.units import Units
 from asap_ray.plan import PRECISIONS, Plan
 from asap_ray.problem import Problem
 from asap_ray.rules import broken
