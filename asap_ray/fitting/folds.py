@@ -27,7 +27,7 @@ MOST = 120
 STEPS = 2
 """Steps of a fold's fit."""
 QUALITY = {"A": 1.0, "B": 0.25, "C": 0.06}
-"""What a run counts by its quality (C are headlines)."""
+"""What a run counts by its quality (C are headlines, which `task=calibrate` leaves out altogether)."""
 GUESSED = 0.25
 """What a run counts where a knob of its plan is a guess."""
 Columns = Callable[[list[tuple[Values, np.ndarray]]], list[np.ndarray]]
@@ -58,8 +58,7 @@ class Fold:
 
 
 def weights(rows: Sequence[MeasuredRow]) -> np.ndarray:
-    """What each run counts [rows]: by quality, less where its source has many, or where its
-    plan is guessed."""
+    """What each run counts [rows]: by quality, less where its source has many, or where its plan is guessed."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.source] = counts.get(row.source, 0) + 1

@@ -84,6 +84,15 @@ def test_many_runs_of_one_source_count_no_more_than_so_many(made) -> None:
     assert found[400] == pytest.approx(0.25 / (1 + 1 / ENOUGH))
 
 
+def test_a_run_whose_plan_is_guessed_counts_a_quarter(made) -> None:
+    stated, cited, guessed = (
+        replace(made[0], source="one", quality="A", inferred=inferred)
+        for inferred in ((), ("batch: the paper's table 2",), ("remat: not stated; the least work",))
+    )
+    each = 1 / (1 + 3 / ENOUGH)
+    assert weights([stated, cited, guessed]) == pytest.approx([each, each, each / 4])
+
+
 def test_the_sample_depends_on_names_alone(made, beliefs) -> None:
     one, two = Observations(made, beliefs), Observations(list(reversed(made)), beliefs)
     names = [{row.id for row, taken in zip(each.rows, sample(each), strict=True) if taken} for each in (one, two)]

@@ -1,4 +1,4 @@
-"""Traffic of a step that hangs on how a stack shards its optimizer."""
+"""Traffic of a step that hangs on how a stack shards its optimizer, hands tensors on, and keeps its ranks in time."""
 
 from __future__ import annotations
 
@@ -51,3 +51,43 @@ def test_each_host_beyond_two_crowds_the_network_of_gradients(physics):
     model, width = problem.workload.architecture, 2 + STACKS["megatron"].state.gradient_wire
     across = width * (model.parameters - model.norm_parameters) / 8 * 3 / 4 / 25e9
     assert crowded - base == pytest.approx(2 * 0.1 * across, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "waits"),
+    [
+        # Without a split sequence a block is summed forward and backward; there are 32 x 2 blocks, and the edges.
+        ("remat=none", 2 * (2 * 32 + 1)),
+        # With one it gathers and scatters each way, and gathers once more for the gradients of weights.
+        ("remat=none sequence_parallel=true", 5 * (2 * 32 + 1)),
+        # Megatron's full recomputation runs the forward exchanges of all layers again.
+        ("remat=full", 2 * (2 * 32 + 1) + 2 * 32),
+        ("remat=full sequence_parallel=true", 5 * (2 * 32 + 1) + 2 * (2 * 32)),
+    ],
+)
+def test_ranks_wait_for_the_last_at_each_exchange(physics, knobs, waits):
+    # Of 8 ranks the last is log2(8) = 3 times as late as the second of two; 2 micro-batches.
+    problem = physics.problem("llama2_7b", "h100x8", "megatron", 4, 4096)
+    prompt, late = (
+        physics.estimate(problem, f"tensor=8 micro_batch=2 accumulation=2 {knobs}", sync_s=sync_s).time_parts["tensor"]
+        for sync_s in (0.0, 1e-5)
+    )
+    assert late - prompt == pytest.approx(2 * waits * 3 * 1e-5, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("splits", "sequence_parallel", "parts", "gathers"),
+    [(True, False, 8, 1), (True, True, 8, 0), (False, False, 1, 0), (False, True, 8, 0)],
+)
+def test_a_pipeline_sends_whole_tensors_unless_stack_or_sequence_splits_them(
+    physics, splits, sequence_parallel, parts, gathers
+):
+    # 4,096 tokens of 4,096 16-bit numbers cross NICs of 50 GB/s, forward and backward of 4 micro-batches; parts that
+    # were split for the way alone are gathered by 8 ranks over NVLink.
+    stack = replace(STACKS["megatron"], splits_sends=splits)
+    problem = physics.problem("llama2_7b", "h100x16", stack, 4, 4096)
+    knobs = f"schedule=1f1b remat=none sequence_parallel={str(sequence_parallel).lower()}"
+    found = physics.estimate(problem, f"pipeline=1x2 tensor=8 micro_batch=1 accumulation=4 {knobs}")
+    block = 4096 * 4096 * 2
+    expected = 4 * 2 * (block / parts / 50e9 + gathers * 7 / 8 * block / 450e9)
+    assert found.time_parts["pipeline"] == pytest.approx(expected, rel=1e-9)
