@@ -1,7 +1,8 @@
-"""Estimates against runs that happened: their bias by chip, what fits, and that they are legal plans.
+"""Estimates against runs that happened, by the constants that users get: bias by chip, what fits, and legal plans.
 
-The rows calibrate too, so these bounds say how well a few constants a chip explain the public runs, not how well they
-would predict others. They are a little looser than what is reached.
+The shipped constants were fitted to these rows, so the bounds say how well a few constants a chip and a stack explain
+the public runs; tests/tasks/test_accuracy_reached.py says how well rows that a fit has not seen are predicted. Bounds
+are a little looser than what is reached.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ TABLES = data_dir("knowledge") / "measured"
 CALIBRATIONS = load_group("calibration")
 ENOUGH = 10
 GOOD_MFU = 0.3
-BIAS = (0.84, 1.15)
+"""Of runs that somebody tuned."""
+BIAS = (0.95, 1.05)
+"""Of the median estimate over measured; 0.987 to 1.021 is reached."""
 ILLEGAL = {
     # Megatron Core has an FSDP of its own; the stack describes the trainer without it.
     "mbridge-250": "axes",
@@ -81,7 +84,7 @@ def test_no_chip_is_estimated_far_from_what_it_does(runs: list[Run]) -> None:
     enough = {chip: float(np.median(found)) for chip, found in ratios.items() if len(found) >= ENOUGH}
     for chip, median in sorted(enough.items()):
         print(f"{chip}: median estimate / measured {median:.3f} on {len(ratios[chip])} tuned runs")
-    assert set(enough) >= {"a100", "a100-40", "b200", "gb200", "gb300", "h100", "v5e", "v5p", "v6e"}
+    assert set(enough) >= {"a100", "a100-40", "b200", "gb200", "gb300", "h100", "h100-efa", "v5e", "v5p", "v6e"}
     for chip, median in enough.items():
         assert BIAS[0] <= median <= BIAS[1], chip
 
@@ -103,8 +106,8 @@ def test_what_runs_out_of_memory_is_told_from_what_runs(runs: list[Run]) -> None
               f"{count['oom', False]} of {count['oom', True] + count['oom', False]} failures recognised")  # fmt: skip
     every = found["all"]
     assert every["oom", False] + every["oom", True] >= 200
-    assert every["oom", False] / (every["oom", False] + every["oom", True]) >= 0.88
-    assert every["ok", False] / (every["ok", False] + every["ok", True]) <= 0.13
+    assert every["oom", False] / (every["oom", False] + every["oom", True]) >= 0.93
+    assert every["ok", False] / (every["ok", False] + every["ok", True]) <= 0.05
     for chip, count in found.items():
         ran = count["ok", False] + count["ok", True]
         assert ran < ENOUGH or count["ok", False] / ran < 0.5, chip
