@@ -6,6 +6,7 @@ by those who own them, before anything is printed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path
@@ -181,12 +182,16 @@ def check_run_dir(config: Config) -> None:
         raise ConfigError("run_dir", f"{config.run_path.name[:60]}…", f"a folder, but: {error.strerror}") from error
     if blocked:
         raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
+    nearest = next(place for place in places if place.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError("run_dir", config.run_path, f"a folder, but {nearest} cannot be written to")
 
 
 def check_tables(config: Config) -> None:
     """A list of tables names at least one."""
-    if config.validate.tables == []:
-        raise ConfigError("validate.tables", "[]", "at least one table, or null for those that are carried")
+    for key, tables in (("validate", config.validate.tables), ("calibrate", config.calibrate.tables)):
+        if tables == []:
+            raise ConfigError(f"{key}.tables", "[]", "at least one table, or null for those that are carried")
 
 
 CHECKS: Iterable[Callable[[Config], None]] = (

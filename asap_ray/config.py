@@ -184,6 +184,10 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         "plan": config.plan,
         "baseline": config.baseline,
         "tables": sorted(str(Path(table).absolute()) for table in config.validate.tables or ()),
+        "fitted_to": sorted(str(Path(table).absolute()) for table in config.calibrate.tables or ()),
+        "unfolded": not config.calibrate.folds,
+        "measured": config.task in MODEL_FREE and "local" in config.hardware.slices,
+        "config_dir": str(Path(config.config_dir).absolute()) if config.config_dir else None,  # chips and constants
         "seed": config.seed,
         "label": label if len(name) > LONGEST_LABEL else None,
     }

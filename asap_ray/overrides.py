@@ -39,7 +39,13 @@ RAW_TEXT = (
     "config_dir",
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
-WRAPPED = ("hardware.slices", "tiers", "space.numerics", "validate.tables")  # one item may be given without brackets
+WRAPPED = (
+    "hardware.slices",
+    "tiers",
+    "space.numerics",
+    "validate.tables",
+    "calibrate.tables",
+)  # one item may be given without brackets
 MAX_WORD = 10_000
 
 
@@ -243,6 +249,7 @@ def _wanted(schema: DictConfig, key: str) -> str:
     words = {
         "int": range_text(plain) if plain in LIMITS else "a whole number",
         "float": "a number",
+        "bool": "true or false",
         "str": "text",
         "list[str]": "a list of names: [a,b]",
     }

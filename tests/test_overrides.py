@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asap_ray.errors import AsapError
+from asap_ray.errors import AsapError, ConfigError
 from asap_ray.overrides import all_keys, configure
 
 TINY = "+model=tiny"
@@ -75,6 +75,7 @@ def test_no_word_gives_anything_but_a_configuration_or_one_line(
         ("plan=???", "plan=???: text, or null"),
         ("baseline=???", "baseline=???: text, or null"),
         ("run_dir=???", "run_dir=???: text, or null"),
+        ("calibrate.folds=???", "calibrate.folds=???: true or false"),
         ("seed=???", "seed=???: a whole number from 0 to 4,294,967,295"),
         ("top=???", "top=???: a whole number from 1 to 1,000"),
         ("workload=???", "workload=???: a mapping: {key: value}"),
@@ -141,3 +142,31 @@ def test_long_names_that_start_alike_lie_apart() -> None:
     first, second = (configure((TINY, word)).run_path.name for word in named)
     assert first != second
     assert len(first) < 255
+
+
+def test_calibrations_that_differ_lie_apart(tmp_path) -> None:
+    (tmp_path / "calibration").mkdir()
+    mine = "calibrate.tables=[mine.csv]"
+    given = [(), (mine,), ("calibrate.tables=[other.csv]",), (mine, "calibrate.folds=false"), ("hardware=local",)]
+    given.append((mine, f"config_dir={tmp_path}"))
+    assert len({configure(("task=calibrate", *words)).run_path for words in given}) == len(given)
+    assert (
+        configure(("task=calibrate", "calibrate.tables=mine.csv")).run_path
+        == configure(("task=calibrate", mine)).run_path
+    )
+
+
+@pytest.mark.parametrize("key", ["validate.tables", "calibrate.tables"])
+@pytest.mark.parametrize(("given", "told"), [("{a: 1}", "a list: [a,b]"), ("[]", "at least one table")])
+def test_tables_are_a_list_of_at_least_one(key: str, given: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure((f"task={key.split('.')[0]}", f"{key}={given}"))
+    assert str(caught.value).startswith(f"{key}=")
+    assert told in str(caught.value)
+
+
+def test_a_run_directory_that_cannot_be_written_to_is_told_before_any_work(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        configure((TINY, f"run_dir={tmp_path}/deep/run"))
+    assert str(caught.value) == f"run_dir={tmp_path}/deep/run: a folder, but {tmp_path} cannot be written to"
