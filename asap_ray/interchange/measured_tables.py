@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, printable
 from asap_ray.interchange.measured_words import cell, number
 
 COLUMNS = ("hardware", "framework", "chips")
@@ -78,7 +78,7 @@ def _rows(key: str, path: str | Path, where: Path) -> Sequence[dict[str, Any]]:
     names = {back: name for name, back in VTRAIN_COLUMNS.items()}
     if not _is_runs(rows[0]):
         held = ", ".join(names.get(str(name), str(name)) for name in rows[0] if name not in ("id", "table"))
-        raise ConfigError(key, path, f"holds other columns ({held[:120]}); {ALLOWED}")
+        raise ConfigError(key, path, f"holds other columns ({printable(held[:120])}); {ALLOWED}")
     return rows
 
 
@@ -88,7 +88,7 @@ def _is_runs(row: Mapping[str, Any]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return printable((str(error).splitlines() or [type(error).__name__])[0][:120])  # a binary file is quoted in it
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

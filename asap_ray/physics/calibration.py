@@ -155,8 +155,9 @@ def _whole(name: str, given: Mapping[str, Mapping[str, object]], seen: tuple[str
     own = dict(given[name])
     if "base" not in own:
         return own
-    base, known = own.pop("base"), [other for other in given if other not in (*seen, name)]
-    if base not in known or "stack" in given[str(base)]:
+    base = own.pop("base")
+    known = [other for other in given if other not in (*seen, name) and "stack" not in given[other]]
+    if base not in known:
         raise ConfigError(f"calibration.{name}.base", base, f"allowed: {', '.join(known)}", known)
     under = _whole(str(base), given, (*seen, name))
     # A figure of the file's own goes before one that was fitted to its base.
@@ -169,6 +170,12 @@ def _fits(name: str, given: Mapping[str, object]) -> Mapping[object, object]:
     found = given.get("fitted", {})
     if not isinstance(found, Mapping):
         raise ConfigError(f"calibration.{name}.fitted", found, "allowed: a mapping of constants to [value, error]")
+    rows = given.get("rows", {})
+    if not isinstance(rows, Mapping):
+        raise ConfigError(f"calibration.{name}.rows", rows, "allowed: a mapping of sources to numbers of runs")
+    for source, count in rows.items():
+        if type(count) is not int or count < 0:
+            raise ConfigError(f"calibration.{name}.rows.{source}", count, "allowed: a whole number from 0")
     return found
 
 
@@ -195,6 +202,8 @@ def _fitted(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> d
             raise ConfigError(f"calibration.{name}.fitted", key, f"allowed: {', '.join(names)}", names)
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise ConfigError(f"calibration.{name}.fitted.{key}", pair, "allowed: [value, standard error]")
+        if type(pair[1]) not in (int, float) or not 0 <= pair[1] < math.inf:
+            raise ConfigError(f"calibration.{name}.fitted.{key}", pair[1], "allowed: a standard error from 0")
         found[str(key)] = _number(name, str(key), pair[0])
     return found
 

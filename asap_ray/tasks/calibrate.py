@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from asap_ray.report.progress import progress
 from asap_ray.report.terminal import print_blocks
 from asap_ray.settings import load_group, setting_files
 from asap_ray.tasks.here import LOCAL, calibrate_here
-from asap_ray.tasks.predictions import load_mapper, map_rows
+from asap_ray.tasks.predictions import Mapped, load_mapper, map_rows
 from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
 from asap_ray.tasks.validate import carried_tables
 
@@ -63,10 +64,11 @@ def run(config: Config) -> int:
     mapped = map_rows(read_tables(KEY, tables), load_mapper(config.config_dir))
     rows = [row for row in mapped.rows if row.step_time_s and (row.quality or USED[0]) in USED]
     if len(rows) < LEAST:
-        raise ConfigError(KEY, ", ".join(tables), f"allowed: tables with {LEAST} or more runs of a known plan and time")
+        raise ConfigError(KEY, ", ".join(tables), _too_few(len(rows), mapped))
     files = load_group("calibration", config.config_dir)
     observed = Observations(rows, beliefs_of(files, keeps_fits=config.calibrate.tables is not None))
     output, stream = output_of(config)
+    ledger = open_run(config)  # a folder that cannot be written to is told before minutes of work, not after them
     whole, folds = _fitted(observed, config.calibrate.folds)
     answer = CalibrationAnswer(
         tables=tuple(tables),
@@ -81,7 +83,6 @@ def run(config: Config) -> int:
         wall_s=time.monotonic() - started,
         versions=versions(),
     )
-    ledger = open_run(config)
     ledger.append("start", {"task": "calibrate", "command": answer.command, "config": asdict(config)})
     fields = calibration_fields(answer)
     write_files(config, lambda: _write(config, answer, files, whole, folds, observed))
@@ -93,6 +94,13 @@ def run(config: Config) -> int:
     return 0
 
 
+def _too_few(found: int, mapped: Mapped) -> str:
+    """What is allowed where there is nothing to fit to, and what most often keeps rows from being used."""
+    (why,) = (reason for reason, _ in mapped.unmapped.most_common(1) or [("", 0)])
+    allowed = f"allowed: tables with {LEAST} or more runs of a known plan and time; {found} of {mapped.read} rows are"
+    return f"{allowed}{f', most often for {why!r}' if why else ''}; task=validate tells why"
+
+
 def _fitted(observed: Observations, cross_validates: bool) -> tuple[Whole, list[Fold]]:
     """The fit to all rows and, where asked for, those of the folds; estimates run on all cores."""
     global _observed
@@ -100,7 +108,7 @@ def _fitted(observed: Observations, cross_validates: bool) -> tuple[Whole, list[
     folds: list[Fold] = []
     cores = os.cpu_count() or 1
     with (
-        ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool,
+        ProcessPoolExecutor(cores, mp_context=get_context("fork"), initializer=_follow_parent) as pool,
         progress("fitting constants", sys.stderr) as told,
     ):
         columns: Columns = lambda jobs: list(pool.map(_errors, *zip(*jobs, strict=True)))  # noqa: E731
@@ -113,6 +121,18 @@ def _fitted(observed: Observations, cross_validates: bool) -> tuple[Whole, list[
                 if told:
                     told(0.5 + len(folds) / count / 2)
     return whole, folds
+
+
+def _follow_parent() -> None:
+    """End this process with the one that forked it, also where that was killed: it would wait for work forever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _errors(values: Values, wanted: np.ndarray) -> np.ndarray:

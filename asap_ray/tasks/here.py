@@ -12,11 +12,12 @@ from asap_ray.config import Config
 from asap_ray.fitting.microbenchmark import Measured, measured_here
 from asap_ray.fitting.store import fitted_text
 from asap_ray.hardware import parse_slice
+from asap_ray.physics.calibration import calibrations_from_mappings
 from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.summary import finite
 from asap_ray.report.terminal import print_blocks
-from asap_ray.settings import read_settings, setting_files
+from asap_ray.settings import load_group, read_settings, setting_files
 from asap_ray.tasks.running import command_line, open_run, output_of, write_files
 from asap_ray.tasks.setting import load_chips
 
@@ -30,6 +31,7 @@ def calibrate_here(config: Config) -> int:
         AsapError: the chip is not described, or JAX has no such devices here.
     """
     slice_ = parse_slice(LOCAL, load_chips(config))
+    calibrations_from_mappings(load_group("calibration", config.config_dir))  # what it adds to is sound, before minutes
     output, stream = output_of(config)
     print("measuring this machine (a minute or two) …", file=sys.stderr)
     found = measured_here(slice_.chip, slice_.devices)
