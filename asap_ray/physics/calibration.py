@@ -9,6 +9,7 @@ A class file (`gpu`, `tpu`) states every constant; a file with a `base` changes 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -202,7 +203,7 @@ def _fitted(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> d
             raise ConfigError(f"calibration.{name}.fitted", key, f"allowed: {', '.join(names)}", names)
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise ConfigError(f"calibration.{name}.fitted.{key}", pair, "allowed: [value, standard error]")
-        if type(pair[1]) not in (int, float) or not 0 <= pair[1] < math.inf:
+        if type(pair[1]) not in (int, float) or not 0 <= pair[1] <= sys.float_info.max:
             raise ConfigError(f"calibration.{name}.fitted.{key}", pair[1], "allowed: a standard error from 0")
         found[str(key)] = _number(name, str(key), pair[0])
     return found
@@ -218,11 +219,11 @@ def _sources(name: str, given: Mapping[str, object]) -> dict[str, str]:
 
 
 def _number(name: str, key: str, value: object) -> float:
-    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     least, most = CONSTANTS[key]["least"], CONSTANTS[key]["most"]
-    if not (least <= number <= most and math.isfinite(number)):
-        raise ConfigError(f"calibration.{name}.{key}", value, f"allowed: a number from {least:g} to {most:g}")
-    return number
+    # Compared as it is: a whole number can be too large for a float.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most and value < math.inf:
+        return float(value)
+    raise ConfigError(f"calibration.{name}.{key}", value, f"allowed: a number from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -122,6 +122,8 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_fitted(command,
         ("rows: {mine: many}", "calibration.h100.rows.mine=many: allowed: a whole number from 0"),
         ("rows: {mine: -1}", "calibration.h100.rows.mine=-1: allowed: a whole number from 0"),
         ("fitted: {hbm_fraction: [0.9, b]}", "calibration.h100.fitted.hbm_fraction=b: allowed: a standard error"),
+        (f"hbm_fraction: {'9' * 400}", "(400 characters): allowed: a number from 0.05 to 1"),
+        (f"fitted: {{hbm_fraction: [0.9, {'9' * 400}]}}", "(400 characters): allowed: a standard error"),
         ("fitted: {hbm_fraction: [0.9, -1]}", "calibration.h100.fitted.hbm_fraction=-1: allowed: a standard error"),
     ],
 )
