@@ -9,7 +9,6 @@ A class file (`gpu`, `tpu`) states every constant; a file with a `base` changes 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -22,6 +21,8 @@ from asap_ray.plan import PRECISIONS
 from asap_ray.workload import DTYPE_BYTES
 
 PLAIN_BYTES = DTYPE_BYTES["bf16"]
+LARGEST_ERROR = 1e300
+"""Standard errors beyond are no floats any more."""
 CAST_COPIES = 2.0
 """Copies that a cast writes: rows and columns, since narrow matmuls contract along contiguous numbers only."""
 
@@ -203,7 +204,7 @@ def _fitted(name: str, given: Mapping[str, object], allowed: Iterable[str]) -> d
             raise ConfigError(f"calibration.{name}.fitted", key, f"allowed: {', '.join(names)}", names)
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise ConfigError(f"calibration.{name}.fitted.{key}", pair, "allowed: [value, standard error]")
-        if type(pair[1]) not in (int, float) or not 0 <= pair[1] <= sys.float_info.max:
+        if type(pair[1]) not in (int, float) or not 0 <= pair[1] <= LARGEST_ERROR:
             raise ConfigError(f"calibration.{name}.fitted.{key}", pair[1], "allowed: a standard error from 0")
         found[str(key)] = _number(name, str(key), pair[0])
     return found
