@@ -112,7 +112,6 @@ class Calibration:
 
 CONSTANTS = {entry.name: entry.metadata for entry in fields(Calibration) if entry.name != "sources"}
 """Owner and bounds of each constant."""
-_PARTIAL = ("base", "stack")
 _FITTED = ("fitted", "rows")
 
 
