@@ -46,6 +46,8 @@ USED = ("A", "B")
 """Qualities of rows that constants are fitted to; C are headlines alone."""
 LEAST = 3
 """Runs without which there is nothing to fit."""
+SPREAD_ROWS = 20
+"""Runs of a stack that may change its intervals, where they are a user's own."""
 INFORMED = 0.9
 """Share of a belief's width that the runs may leave at most, for a constant to count as fitted."""
 _observed: Observations | None = None  # for the processes that evaluate it: they are forked from this one
@@ -166,7 +168,9 @@ def _write(
     if answer.unseen is not None:
         spreads = fit_spreads(answer.unseen, observed.shares(whole.values), observed.stack_files)
         for parameter, value in spreads.items():
-            fitted.setdefault(parameter.file, {})[parameter.constant] = (value, 0.0)
+            # A user's few runs do not say how wide intervals must be.
+            if config.calibrate.tables is None or observed.of_file(parameter.file).sum() >= SPREAD_ROWS:
+                fitted.setdefault(parameter.file, {})[parameter.constant] = (value, 0.0)
         write_folds(config.run_path / FOLDS, folds, answer.rows)
     paths = setting_files("calibration", config.config_dir)
     for name, constants in fitted.items():
