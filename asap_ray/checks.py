@@ -122,6 +122,8 @@ def check_texts(config: Config) -> None:
 def check_model(config: Config) -> None:
     """A model is named or read from a file, not both."""
     if config.task in MODEL_FREE:
+        if config.model:
+            raise ConfigError("+model", config.model_name, f"not for task={config.task}: rows name their own models")
         return
     if not config.model:
         raise ConfigError("+model", "", "a model is needed")

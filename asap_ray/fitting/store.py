@@ -27,6 +27,8 @@ from asap_ray.interchange.measured import MeasuredRow
 
 MARK = "# Fitted by task=calibrate: value and standard error, and how many runs of each source.\n"
 DIGITS = 4
+TINY = 1e-12
+"""Below any constant but 0: what is left of a fraction that a fit drove to its bound."""
 FOLDS = "folds.parquet"
 """The table of folds, in a run's directory and under knowledge/."""
 
@@ -51,7 +53,7 @@ def fitted_text(text: str, fitted: Mapping[str, tuple[float, float]], rows: Mapp
 
 
 def _short(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+    return float(f"{number:.{DIGITS}g}") if abs(number) > TINY else 0.0
 
 
 @dataclass(frozen=True, slots=True)

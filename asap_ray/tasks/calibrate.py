@@ -7,7 +7,6 @@ The result is a folder that any later command takes: `--config-dir RUN/conf`.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -15,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from multiprocessing import get_context, parent_process
 from typing import Any
 
@@ -33,11 +31,10 @@ from asap_ray.interchange.measured_tables import read_tables
 from asap_ray.report.calibration import CalibrationAnswer, calibration_fields, outline
 from asap_ray.report.files import write_whole
 from asap_ray.report.progress import progress
-from asap_ray.report.terminal import print_blocks
 from asap_ray.settings import load_group, setting_files
 from asap_ray.tasks.here import LOCAL, calibrate_here
 from asap_ray.tasks.predictions import Mapped, load_mapper, map_rows
-from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
+from asap_ray.tasks.running import begin, command_line, tell, versions, write_files
 from asap_ray.tasks.validate import carried_tables
 
 KEY = "calibrate.tables"
@@ -69,8 +66,7 @@ def run(config: Config) -> int:
         raise ConfigError(KEY, ", ".join(tables), _too_few(len(rows), mapped))
     files = load_group("calibration", config.config_dir)
     observed = Observations(rows, beliefs_of(files, keeps_fits=config.calibrate.tables is not None))
-    output, stream = output_of(config)
-    ledger = open_run(config)  # a folder that cannot be written to is told before minutes of work, not after them
+    ledger = begin(config)  # a folder that cannot be written to is told before minutes of work, not after them
     whole, folds = _fitted(observed, config.calibrate.folds)
     answer = CalibrationAnswer(
         tables=tuple(tables),
@@ -85,14 +81,10 @@ def run(config: Config) -> int:
         wall_s=time.monotonic() - started,
         versions=versions(),
     )
-    ledger.append("start", {"task": "calibrate", "command": answer.command, "config": asdict(config)})
     fields = calibration_fields(answer)
     write_files(config, lambda: _write(config, answer, files, whole, folds, observed))
     ledger.append("calibrated", fields)
-    if config.output == "json":
-        sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
-    else:
-        print_blocks(outline(answer, INFORMED), output, stream)
+    tell(config, fields, outline(answer, INFORMED))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,9 +15,8 @@ from asap_ray.physics.calibration import calibrations_from_mappings
 from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.summary import finite
-from asap_ray.report.terminal import print_blocks
 from asap_ray.settings import load_group, read_settings, setting_files
-from asap_ray.tasks.running import command_line, open_run, output_of, write_files
+from asap_ray.tasks.running import begin, tell, write_files
 from asap_ray.tasks.setting import load_chips
 
 LOCAL = "local"
@@ -32,11 +30,9 @@ def calibrate_here(config: Config) -> int:
     """
     slice_ = parse_slice(LOCAL, load_chips(config))
     calibrations_from_mappings(load_group("calibration", config.config_dir))  # what it adds to is sound, before minutes
-    output, stream = output_of(config)
     print("measuring this machine (a minute or two) …", file=sys.stderr)
     found = measured_here(slice_.chip, slice_.devices)
-    ledger = open_run(config)
-    ledger.append("start", {"task": "calibrate", "command": command_line(), "config": asdict(config)})
+    ledger = begin(config)
     own = setting_files("calibration", config.config_dir).get(LOCAL)
     text = own.read_text() if own else f"base: {slice_.chip.kind}\n"
     path = config.run_path / "conf" / "calibration" / f"{LOCAL}.yaml"
@@ -45,10 +41,7 @@ def calibrate_here(config: Config) -> int:
     write_files(config, lambda: _write(path, fitted_text(text, constants, {})))
     fields = finite({"task": "calibrate", **asdict(found), "file": str(path)})
     ledger.append("calibrated", fields)
-    if config.output == "json":
-        sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
-    else:
-        print_blocks(_outline(found, path), output, stream)
+    tell(config, fields, _outline(found, path))
     return 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any, TextIO
 
@@ -17,7 +19,9 @@ from asap_ray.executor import local
 from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.report.outline import Block
 from asap_ray.report.progress import progress
+from asap_ray.report.terminal import print_blocks
 from asap_ray.space import Space
 from asap_ray.tiers.protocol import Job, Tier
 from asap_ray.tiers.roofline import Roofline, Sweep
@@ -62,6 +66,25 @@ def open_run(config: Config) -> Ledger:
         return Ledger(config.run_path)
     except OSError as error:
         raise _not_written(config, error) from error
+
+
+def begin(config: Config) -> Ledger:
+    """Open the run of a task that needs no model, with the event that says how it was started.
+
+    Raises:
+        ConfigError: as `open_run`.
+    """
+    ledger = open_run(config)
+    ledger.append("start", {"task": config.task, "command": command_line(), "config": asdict(config)})
+    return ledger
+
+
+def tell(config: Config, fields: Mapping[str, Any], blocks: Iterable[Block]) -> None:
+    """Print what a task found: one JSON object, or blocks for a reader."""
+    if config.output == "json":
+        sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
+    else:
+        print_blocks(blocks, *output_of(config))
 
 
 def write_files(config: Config, write: Callable[[], object]) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from asap_ray.interchange.measured_tables import read_tables
 from asap_ray.report.files import write_whole
 from asap_ray.report.leaderboard import csv_text
 from asap_ray.report.progress import progress
-from asap_ray.report.terminal import print_blocks
 from asap_ray.report.validation import ValidationAnswer, row_columns, row_fields, validation_fields
 from asap_ray.report.validation_outline import outline
 from asap_ray.report.validation_page import validation_page
 from asap_ray.settings import data_dir, read_settings
 from asap_ray.tasks.peaks import predicted_peaks
 from asap_ray.tasks.predictions import beside, load_constants, load_mapper, map_rows, predict
-from asap_ray.tasks.running import command_line, open_run, output_of, versions, write_files
+from asap_ray.tasks.running import begin, command_line, tell, versions, write_files
 
 KEY = "validate.tables"
 ENOUGH_FOR_A_BAR = 500
@@ -49,7 +47,6 @@ def run(config: Config) -> int:
     rows = read_tables(KEY, tables)
     mapper, constants = load_mapper(config.config_dir, config.space.margin), load_constants(config.config_dir)
     groups = MeasuredGroups(read_settings(data_dir("knowledge") / "measured" / "groups.yaml"))
-    output, stream = output_of(config)
     with progress("pricing measured runs", sys.stderr, wanted=len(rows) >= ENOUGH_FOR_A_BAR) as told:
         mapped = map_rows(rows, mapper)
         estimates = predict(mapped.rows, constants, told)
@@ -63,14 +60,10 @@ def run(config: Config) -> int:
         versions=versions(),
     )
     fields = validation_fields(answer)
-    ledger = open_run(config)
-    ledger.append("start", {"task": "validate", "command": answer.command, "config": asdict(config)})
+    ledger = begin(config)
     files = _write(config, answer, fields)
     ledger.append("validated", fields)
-    if config.output == "json":
-        sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
-    else:
-        print_blocks(outline(answer, files), output, stream)
+    tell(config, fields, outline(answer, files))
     return 0
 
 

@@ -166,3 +166,11 @@ def test_what_a_measurement_would_add_to_is_read_before_it(command, tmp_path, mo
     assert ended.status == 1
     assert "calibration.local.fitted=3: allowed: a mapping of constants" in ended.err
     assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("task", ["calibrate", "validate"])
+def test_a_model_is_refused_where_rows_name_their_own(command, task) -> None:
+    ended = command(f"task={task}", "+model=llama70b")
+    assert ended.status == 1
+    assert "+model=llama70b: not for task=" in ended.err
+    assert ended.err.count("\n") == 1
