@@ -21,7 +21,7 @@ import numpy as np
 
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
-from asap_ray.fitting.folds import Columns, Fitter, Fold, Whole
+from asap_ray.fitting.folds import Fitter, Fold, Whole
 from asap_ray.fitting.observations import Observations
 from asap_ray.fitting.parameters import Values, beliefs_of
 from asap_ray.fitting.spreads import fit_spreads
@@ -105,7 +105,10 @@ def _fitted(observed: Observations, cross_validates: bool) -> tuple[Whole, list[
         ProcessPoolExecutor(cores, mp_context=get_context("fork"), initializer=_follow_parent) as pool,
         progress("fitting constants", sys.stderr) as told,
     ):
-        columns: Columns = lambda jobs: list(pool.map(_errors, *zip(*jobs, strict=True)))  # noqa: E731
+
+        def columns(jobs: list[tuple[Values, np.ndarray]]) -> list[np.ndarray]:
+            return list(pool.map(_errors, *zip(*jobs, strict=True)))
+
         fitter = Fitter(observed, columns)
         whole = fitter.whole(ROUNDS, lambda share: told(share / 2) if told else None)
         if cross_validates:
