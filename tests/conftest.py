@@ -1,7 +1,8 @@
-"""What all tests share: hypothesis without a clock, and a command line in a folder of its own."""
+"""What all tests share: hypothesis without a clock, eight host devices, and a command line in a folder of its own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from asap_ray.__main__ import main
+
+# Read when jax is first imported. With fewer threads than devices XLA's in-process collectives can wait for ever.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("NPROC", "32")
 
 patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # whatever the machine
 settings.register_profile("same", **patient, derandomize=True)  # the same examples in every run and on every machine
