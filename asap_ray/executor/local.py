@@ -1,8 +1,9 @@
 """Runs jobs side by side on this machine, each in a fresh process, and says how each one ended.
 
 A job ends as complete, failed (with the reason, also where its process was killed) or timeout (its process is ended,
-and whatever that has started). Results come back as they finish. One job alone, with no deadline, runs in this process,
-and a fault of the package in it is raised as it is.
+and whatever that has started). Results come back as they finish. Jobs start in their order, and side by side only while
+the memory that they expect to need is there; one always runs. One job alone, with no deadline and not isolated, runs in
+this process, and a fault of the package in it is raised as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -21,10 +23,11 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Literal
 
 from asap_ray.errors import AsapError
-from asap_ray.tiers.protocol import Job
+from asap_ray.executor.memory import available_bytes, held_bytes
+from asap_ray.tiers.protocol import Job, Outcome
 
 GRACE_S = 2.0
 """How long a process may take to end by itself once it is asked to, or once its result is here."""
@@ -32,18 +35,8 @@ LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 """Flags that look at a process without waiting for it or reaping it."""
 LOOK_S = 1.0
 """How often processes are looked at: one that dies while its own child holds the pipes open gives no other sign."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a job ended: its value where it is complete, else the reason; `error` is a user's error, to be raised
-    again."""
-
-    job: Job
-    status: Literal["complete", "failed", "timeout"]
-    value: Any = None
-    reason: str = ""
-    error: AsapError | None = None
+KEPT_BYTES = 8000
+"""How much of what an isolated job wrote is kept: its end, where a crash says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +45,18 @@ class _Running:
     process: BaseProcess
     pipe: Connection
     deadline: float
+    output: IO[bytes] | None
 
 
 def run(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
     """Run all jobs, at most `workers` at once, and yield each outcome as it comes; nothing is left running."""
-    if len(jobs) == 1 and jobs[0].timeout_s is None:
+    if len(jobs) == 1 and jobs[0].timeout_s is None and not jobs[0].isolated:
         yield _inline(jobs[0])
         return
     waiting, running = list(reversed(jobs)), list[_Running]()
     try:
         while waiting or running:
-            while waiting and len(running) < max(workers, 1):
+            while waiting and len(running) < max(workers, 1) and _has_room(waiting[-1], running):
                 running.append(_start(waiting.pop()))
             _wait(running)
             for each in list(running):
@@ -80,11 +74,20 @@ def _inline(job: Job) -> Outcome:
         return Outcome(job=job, status="failed", reason=str(error), error=error)
 
 
+def _has_room(job: Job, running: Sequence[_Running]) -> bool:
+    """Whether the memory that a job expects to need is there, besides what those that run will still take."""
+    if not running or not job.memory_bytes:
+        return True
+    pending = sum(max(0.0, each.job.memory_bytes - held_bytes(each.process.pid)) for each in running)
+    return job.memory_bytes + pending <= available_bytes()
+
+
 def _start(job: Job) -> _Running:
     # Spawned, not forked: a job may load a compiler or a runtime that does not survive a fork.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(job, theirs), daemon=True)
+    output = tempfile.NamedTemporaryFile(prefix="asap_ray_") if job.isolated else None  # noqa: SIM115 (closed by _end)
+    process = context.Process(target=_work, args=(job, theirs, output and output.name), daemon=True)
     # Ctrl-C is for the parent, which ends its children: one that is still starting would print a traceback of its own.
     resource_tracker.ensure_running()  # its first start would lift the mask
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -97,7 +100,7 @@ def _start(job: Job) -> _Running:
     getattr(processes, "_children", set()).discard(process)
     theirs.close()
     limit = float("inf") if job.timeout_s is None else time.monotonic() + job.timeout_s
-    return _Running(job, process, ours, limit)
+    return _Running(job, process, ours, limit, output)
 
 
 def _wait(running: Sequence[_Running]) -> None:
@@ -106,8 +109,10 @@ def _wait(running: Sequence[_Running]) -> None:
     wait([handle for each in running for handle in (each.pipe, each.process.sentinel)], timeout)
 
 
-def _work(job: Job, pipe: Connection) -> None:
+def _work(job: Job, pipe: Connection, output: str | None) -> None:
     os.setsid()  # a group of its own, so that all it starts can be ended with it
+    if output:
+        _write_to(output)
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
         message = ("complete", job.work(*job.arguments))
@@ -120,6 +125,14 @@ def _work(job: Job, pipe: Connection) -> None:
     except Exception as error:  # pickle raises whatever the value's own methods raise
         told = str(message[1]) if message[0] == "error" else f"its result cannot be sent back: {_told(error)}"
         pipe.send(("failed", told))
+
+
+def _write_to(path: str) -> None:
+    """Send what this process writes to a file, also what libraries write that know nothing of sys.stderr."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
 
 
 def _told(error: Exception) -> str:
@@ -140,28 +153,31 @@ def _ended(each: _Running) -> Outcome | None:
     if each.pipe.poll():
         return _read(each)
     if gone:
-        _end(each)
-        return Outcome(job=each.job, status="failed", reason=_death(each.process))
+        return _died(each)
     if time.monotonic() >= each.deadline:
-        _end(each)
-        return Outcome(job=each.job, status="timeout", reason=f"not done after {each.job.timeout_s:g} s")
+        reason = f"not done after {each.job.timeout_s:g} s"
+        return Outcome(job=each.job, status="timeout", reason=reason, output=_end(each))
     return None
+
+
+def _died(each: _Running) -> Outcome:
+    output = _end(each)  # its exit code is known once it is reaped
+    return Outcome(job=each.job, status="failed", reason=_death(each.process), output=output)
 
 
 def _read(each: _Running) -> Outcome:
     try:
         status, value = each.pipe.recv()
     except (EOFError, OSError):  # it died before or amid its message
-        _end(each)
-        return Outcome(job=each.job, status="failed", reason=_death(each.process))
+        return _died(each)
     except Exception as error:  # unpickling raises whatever the value's own methods raise
         status, value = "failed", f"its result cannot be read: {_told(error)}"
     wait([each.process.sentinel], GRACE_S)
-    _end(each)
+    output = _end(each)
     if status == "complete":
-        return Outcome(job=each.job, status="complete", value=value)
+        return Outcome(job=each.job, status="complete", value=value, output=output)
     error = value if isinstance(value, AsapError) else None
-    return Outcome(job=each.job, status="failed", reason=str(value), error=error)
+    return Outcome(job=each.job, status="failed", reason=str(value), error=error, output=output)
 
 
 def _death(process: BaseProcess) -> str:
@@ -173,8 +189,8 @@ def _death(process: BaseProcess) -> str:
     return f"its process ended with status {code} and no result"
 
 
-def _end(*running: _Running) -> None:
-    """End processes and all they have started: asked first, then forced."""
+def _end(*running: _Running) -> str:
+    """End processes and all they have started: asked first, then forced. Returns the end of what they wrote."""
     for each in running:
         _signal(each.process, signal.SIGTERM)
     limit = time.monotonic() + GRACE_S
@@ -183,6 +199,14 @@ def _end(*running: _Running) -> None:
         _signal(each.process, signal.SIGKILL)
         each.process.join()
         each.pipe.close()
+    return "".join(_written(each.output) for each in running if each.output)
+
+
+def _written(output: IO[bytes]) -> str:
+    with output:
+        size = output.seek(0, os.SEEK_END)
+        output.seek(max(0, size - KEPT_BYTES))
+        return output.read().decode(errors="replace")
 
 
 def _gone(process: BaseProcess) -> bool:

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from asap_ray.errors import AsapError
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A piece of work for an executor: `work(*arguments)` in some process; all of it can be pickled."""
+    """A piece of work for an executor: `work(*arguments)` in some process; all of it can be pickled.
+
+    `memory_bytes` is what it is expected to need: jobs run side by side only while their sum is there. `isolated` work
+    has a process of its own also where it is alone, and what it writes (compilers talk a lot) is kept, not shown.
+    """
 
     name: str
     work: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     timeout_s: float | None = None
+    memory_bytes: float = 0.0
+    isolated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended: its value where it is complete, else the reason; `error` is a user's error, to be raised
+    again. `output` is the end of what an isolated job wrote."""
+
+    job: Job
+    status: Literal["complete", "failed", "timeout"]
+    value: Any = None
+    reason: str = ""
+    error: AsapError | None = None
+    output: str = ""
 
 
 class Tier(Protocol):

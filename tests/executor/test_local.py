@@ -17,8 +17,7 @@ import pytest
 
 from asap_ray.errors import ConfigError, DoesNotFitError
 from asap_ray.executor import local
-from asap_ray.executor.local import Outcome
-from asap_ray.tiers.protocol import Job
+from asap_ray.tiers.protocol import Job, Outcome
 
 Run = Callable[[Sequence[Job], int], Iterator[Outcome]]
 EXECUTORS: dict[str, Run] = {"local": local.run}

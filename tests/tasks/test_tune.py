@@ -20,6 +20,7 @@ from asap_ray.ledger import Ledger
 from asap_ray.plan import Plan
 from asap_ray.report import files
 from asap_ray.tasks import running, tune
+from asap_ray.tiers.protocol import Outcome
 
 TINY = ("+model=tiny", "hardware=v5e-4", "run_dir=run")
 # DESIGN.md: what summary.json and output=json hold.
@@ -168,7 +169,7 @@ def test_a_slice_where_nothing_fits_is_ranked_last(command) -> None:
 
 def test_a_process_that_fails_ends_in_one_line(command, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(jobs: Any, workers: int) -> Any:
-        yield local.Outcome(job=jobs[0], status="failed", reason="its process was ended by SIGKILL")
+        yield Outcome(job=jobs[0], status="failed", reason="its process was ended by SIGKILL")
 
     monkeypatch.setattr(local, "run", failing)
     ended = command("+model=tiny", "hardware=[v5e-4,v5e-8]", "run_dir=run")
@@ -316,7 +317,7 @@ def test_progress_is_for_terminals(command, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_error_of_a_worker_is_the_users_own(command, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(jobs: Any, workers: int) -> Any:
-        yield local.Outcome(job=jobs[0], status="failed", reason="x", error=AsapError("the one line"))
+        yield Outcome(job=jobs[0], status="failed", reason="x", error=AsapError("the one line"))
 
     monkeypatch.setattr(local, "run", refusing)
     assert command("+model=tiny", "hardware=[v5e-4,v5e-8]").err == "asap-ray: the one line\n"

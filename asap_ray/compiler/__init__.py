@@ -1,0 +1,1 @@
+"""The compilers of TPUs and GPUs, asked on a machine that has neither."""

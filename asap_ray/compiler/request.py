@@ -1,0 +1,115 @@
+"""What is asked of a compiler and what comes back, as plain values that cross processes and are kept on disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from asap_ray.hardware import Slice
+from asap_ray.plan import Plan
+from asap_ray.stack import Stack
+from asap_ray.workload import Workload
+
+PROGRAM = "asap_ray.trainer.step:train_step"
+"""The function that makes the program of a plan, as module:name."""
+MESH = "asap_ray.trainer.sharding:device_mesh"
+"""The function that lays a plan's mesh on devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One program to compile: the train step of a plan for a slice, with the compiler's options.
+
+    `program` names a function (workload, plan, stack, mesh, platform=…) whose result has `jitted` and `arguments`,
+    `mesh` one (plan, slice, devices) that makes the mesh.
+    """
+
+    workload: Workload
+    plan: Plan
+    slice: Slice
+    stack: Stack
+    flags: tuple[tuple[str, str], ...] = ()
+    program: str = PROGRAM
+    mesh: str = MESH
+
+    @property
+    def platform(self) -> Literal["tpu", "cuda"]:
+        """The platform as JAX names it."""
+        return "tpu" if self.slice.chip.kind == "tpu" else "cuda"
+
+    def key(self, sources: str, toolchain: Mapping[str, str]) -> str:
+        """What decides the result, as one hash: of the request, the hash of the code, and the compiler's versions.
+
+        The datasheet's prices and sources, and the stack's sources, decide nothing.
+        """
+        chip = {"name": self.slice.chip.name, "topology": self.slice.topology, "slices": self.slice.slices}
+        stack = {name: value for name, value in asdict(self.stack).items() if name != "sources"}
+        given = {
+            "workload": asdict(self.workload),
+            "plan": asdict(_canonical(self.plan)),
+            "chip": chip,
+            "stack": stack,
+            "flags": sorted(self.flags),
+            "program": (self.program, self.mesh),
+            "sources": sources,
+            "toolchain": dict(toolchain),
+        }
+        return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _canonical(plan: Plan) -> Plan:
+    """The plan without knobs that say nothing: a schedule needs a pipeline, a ZeRO stage needs replicas."""
+    axes = plan.axes
+    if axes["pipeline"] == 1:
+        plan = replace(plan, schedule="none", virtual=1)
+    return plan if axes["data"] > 1 else replace(plan, zero=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Build:
+    """What a compiler made of a request.
+
+    `memory` holds the bytes of one device by `MEMORY` name, and `arguments` those of the program's arguments by the
+    part of the state that they belong to. `needed_bytes` and `limit_bytes` are what the compiler says where a program
+    does not fit (0: it does not say). `hlo` is the scheduled program as gzipped text, empty where there is none.
+    `seconds` are by step (import, trace, lower, compile), `peak_bytes` is the most memory the process held.
+    """
+
+    status: Literal["complete", "infeasible", "failed"]
+    reason: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    needed_bytes: float = 0.0
+    limit_bytes: float = 0.0
+    over_bytes: float = 0.0
+    hlo: bytes = b""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+    @property
+    def text(self) -> str:
+        """The scheduled HLO."""
+        return gzip.decompress(self.hlo).decode() if self.hlo else ""
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the program: two plans or flags with one digest are the same program."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16] if self.hlo else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `Build.from_dict` reads them back."""
+        return asdict(replace(self, hlo=b"")) | {"hlo": self.text}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Build:
+        """Read what `as_dict` wrote."""
+        return cls(**{**given, "hlo": packed(given["hlo"])})
+
+
+def packed(text: str) -> bytes:
+    """Text as gzip, the same bytes each time."""
+    return gzip.compress(text.encode(), 6, mtime=0) if text else b""

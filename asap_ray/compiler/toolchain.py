@@ -1,0 +1,65 @@
+"""Which compilers are installed, in which versions, and how to install what is not. Nothing is imported for it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from asap_ray.chip import Chip
+
+PACKAGES = {
+    "google": ("jax", "jaxlib", "libtpu"),
+    "nvidia": ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
+}
+"""What takes part in a compilation, by the chip's vendor."""
+EXTRAS = {"google": "tpu", "nvidia": "cuda"}
+_PACKAGE = Path(__file__).resolve().parent.parent
+TRAINER = ("trainer",)
+LOWERING = ("compiler/lower.py", "compiler/topology.py", "compiler/cuda.py", "compiler/refusal.py")
+
+
+def missing(chip: Chip) -> str:
+    """Why no plan can be compiled for a chip on this machine, in one line; empty where it can be tried."""
+    if chip.vendor not in PACKAGES:
+        return f"hardware={chip.name}: no compiler for {chip.vendor} is known"
+    lacking = [name for name in PACKAGES[chip.vendor] if not _version(name)]
+    if not lacking:
+        return ""
+    extra = EXTRAS[chip.vendor]
+    return f"hardware={chip.name} needs {', '.join(lacking)}: pip install 'asap-ray[{extra}]'"
+
+
+def versions(chip: Chip) -> dict[str, str]:
+    """Versions of all that takes part in a compilation for a chip; empty text where something is not installed."""
+    return {name: _version(name) for name in PACKAGES.get(chip.vendor, ("jax", "jaxlib"))}
+
+
+def compiled_with(chip: Chip) -> str:
+    """What a result is evidence for: the trainer by the hash of its sources, and the compiler."""
+    found = versions(chip)
+    names = ("jax", "libtpu") if chip.vendor == "google" else ("jax", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+    tools = ", ".join(f"{name} {found.get(name) or 'missing'}" for name in names)
+    return f"ours@{source_hash(TRAINER)[:8]}, {tools}"
+
+
+@lru_cache(maxsize=8)
+def source_hash(paths: Iterable[str] = (*TRAINER, *LOWERING)) -> str:
+    """A hash of source files of the package, and of all in its folders; what is missing counts as empty."""
+    digest = hashlib.sha256()
+    for path in paths:
+        root = _PACKAGE / path
+        for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            digest.update(file.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+            digest.update((file.read_bytes() if file.is_file() else b"") + b"\0")
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=32)
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
