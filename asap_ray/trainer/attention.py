@@ -82,6 +82,10 @@ def kernel_named(name: KernelName) -> Kernel:
     """The two passes of a kernel; its own imports wait until then."""
     if name == "reference":
         return unfused.KERNEL
+    if name == "splash":
+        from asap_ray.trainer import splash
+
+        return splash.KERNEL
     raise NotImplementedError(name)
 
 

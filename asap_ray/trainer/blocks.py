@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,11 @@ class Mask:
         return near(ahead, self)
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Visible (query, key) pairs."""
-        visible = self.visible(queries, keys)
-        return queries * keys if visible is None else int(visible.sum())
+        """How many (query, key) pairs are visible: the scores that a model's FLOPs count."""
+        beside = np.arange(queries, dtype=np.int64) + keys - queries
+        last = beside if self.causal else beside + self.window - 1 if self.window else np.full(queries, keys - 1)
+        first = beside - self.window + 1 if self.window else np.zeros(queries, np.int64)
+        return int(np.maximum(np.minimum(last, keys - 1) - np.maximum(first, 0) + 1, 0).sum())
 
 
 def near(ahead: jax.Array, mask: Mask) -> jax.Array:

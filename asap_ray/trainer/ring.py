@@ -11,7 +11,6 @@ one rank further and come home). The permute of the next step starts before the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,53 +34,55 @@ class Ring(NamedTuple):
 
 def forward(q: jax.Array, k: jax.Array, v: jax.Array, ring: Ring) -> tuple[jax.Array, jax.Array]:
     """This rank's output [b, heads, s, v] (in q's type) and log-sum-exp [b, heads, s] over the whole sequence."""
-    coming = _pass_on((k, v), ring)
+    kv = _pass_on((k, v), ring)
     out, lse = ring.kernel.forward(q, k, v, Mask(causal=ring.causal), ring.scale)
     step = _causal_step if ring.causal else _full_step
-    out, lse = _around(
-        coming, (out.astype(jnp.float32), lse), lambda kv, sums, index: step(q, kv, sums, index, ring), ring
-    )
+
+    def body(carry: Any, index: Any) -> Any:
+        kv, sums = carry
+        coming = _pass_on(kv, ring)
+        return (coming, step(q, kv, sums, index, ring)), None
+
+    sums = (out.astype(jnp.float32), lse)
+    (kv, sums), _ = _repeat(body, (kv, sums), range(1, ring.size - 1))
+    out, lse = step(q, kv, sums, ring.size - 1, ring)
     return out.astype(q.dtype), lse
 
 
 def backward(q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, ring: Ring) -> tuple[jax.Array, ...]:
     """Gradients of this rank's q, k and v."""
-    coming = _pass_on((k, v), ring)
+    kv = _pass_on((k, v), ring)
     dq, dk, dv = ring.kernel.backward(q, k, v, rows, Mask(causal=ring.causal), ring.scale)
     step = _causal_gradients if ring.causal else _full_gradients
 
-    def one(kv: Any, sums: Any, index: Any) -> Any:
+    def add(kv: Any, sums: Any, index: Any) -> Any:
+        """Gradients of the keys at hand come from the rank before, while this one computes its own part of them."""
         dq, travelling = sums
+        arrived = None if travelling is None else _pass_on(travelling, ring)
         more, own = step(q, kv, rows, index, ring)
-        return dq + more, jax.tree.map(lambda a, b: a + b.astype(a.dtype), travelling, own)
+        return dq + more, own if arrived is None else jax.tree.map(lambda a, b: a + b.astype(a.dtype), arrived, own)
 
-    def handed_on(sums: Any) -> Any:
-        return sums[0], _pass_on(sums[1], ring)
+    def body(carry: Any, index: Any) -> Any:
+        kv, sums = carry
+        coming = _pass_on(kv, ring)
+        return (coming, add(kv, sums, index)), None
 
-    nothing = jax.tree.map(jnp.zeros_like, (k, v))
-    dq_sum, travelled = _around(coming, (dq.astype(jnp.float32), nothing), one, ring, handed_on)
+    sums = (dq.astype(jnp.float32), None)
+    if ring.size > 2:
+        (kv, sums), _ = body((kv, sums), 1)
+        (kv, sums), _ = _repeat(body, (kv, sums), range(2, ring.size - 1))
+    dq, travelled = add(kv, sums, ring.size - 1)
     home = _pass_on(travelled, ring)
-    return dq_sum.astype(q.dtype), dk + home[0], dv + home[1]
+    return dq.astype(q.dtype), dk + home[0], dv + home[1]
+
+
+def _repeat(body: Any, carry: Any, steps: range) -> Any:
+    return lax.scan(body, carry, jnp.arange(steps.start, steps.stop)) if len(steps) else (carry, None)
 
 
 def _pass_on(tree: Any, ring: Ring) -> Any:
     neighbours = [(rank, (rank + 1) % ring.size) for rank in range(ring.size)]
     return jax.tree.map(lambda x: lax.ppermute(x, AXIS, neighbours), tree)
-
-
-def _around(
-    kv: Any, sums: Any, step: Callable[..., Any], ring: Ring, handed_on: Callable[[Any], Any] = lambda sums: sums
-) -> Any:
-    """Run steps 1 to n-1 on keys and values as they come by; the last one sends nothing on."""
-
-    def body(carry: Any, index: Any) -> Any:
-        kv, sums = carry
-        coming = _pass_on(kv, ring)
-        return (coming, handed_on(step(kv, sums, index))), None
-
-    if ring.size > 2:
-        (kv, sums), _ = lax.scan(body, (kv, sums), jnp.arange(1, ring.size - 1))
-    return step(kv, sums, ring.size - 1)
 
 
 def merge(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
