@@ -1,0 +1,126 @@
+"""The attention blocks of a layer: grouped-query attention and multi-head latent attention, heads split over tensor."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from asap_ray.layers import Attention, LatentAttention
+from asap_ray.trainer.attention import AttentionShape, attend
+from asap_ray.trainer.layers import Block, Norm, gather_sequence, matmul, rotated, scatter_sequence
+from asap_ray.trainer.spec import Spec
+
+
+class SelfAttention(Block):
+    """Grouped-query attention (arXiv 2305.13245), with what its architecture adds: biases, norms of q and k, sinks."""
+
+    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs, window: int) -> None:
+        """Attention over `window` keys; 0 for all."""
+        super().__init__(spec, stacked)
+        a, d = spec.workload.architecture.attention, spec.workload.architecture.d_model
+        assert isinstance(a, Attention)
+        self.query = self.weight(rngs, (d, a.heads, a.head_dim), ("embed", "heads", None))
+        self.key_value = self.weight(rngs, (d, 2, a.kv_heads, a.head_dim), ("embed", None, "heads", None))
+        self.out = self.weight(rngs, (a.heads, a.head_dim, d), ("heads", None, "embed"), scale=a.head_dim**-0.5)
+        self.query_bias = self.weight(rngs, (a.heads, a.head_dim), ("heads", None), jnp.zeros) if a.qkv_bias else None
+        self.key_value_bias = (
+            self.weight(rngs, (2, a.kv_heads, a.head_dim), (None, "heads", None), jnp.zeros) if a.qkv_bias else None
+        )
+        self.out_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if a.out_bias else None
+        self.sinks = self.weight(rngs, (a.heads,), ("heads",), jnp.zeros) if a.sinks else None
+        spans = a.qk_norm and a.qk_norm_span == "all"
+        self.spans = "tensor" if spans and spec.sizes["tensor"] > 1 else ""
+        widths = (a.heads * a.head_dim, a.kv_heads * a.head_dim) if spans else (a.head_dim, a.head_dim)
+        self.query_norm = Norm(spec, stacked, rngs, widths[0]) if a.qk_norm else None
+        self.key_norm = Norm(spec, stacked, rngs, widths[1]) if a.qk_norm else None
+        self.how = shape_of(spec, window, a.head_dim)
+
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """The block's output for x [b, s, d], the sequence split over tensor in and out."""
+        x = gather_sequence(x, self.spec)
+        q = matmul(x, self.whole(self.query), self.spec)
+        kv = matmul(x, self.whole(self.key_value), self.spec)
+        if self.query_bias is not None and self.key_value_bias is not None:
+            q, kv = q + self.query_bias[...].astype(q.dtype), kv + self.key_value_bias[...].astype(kv.dtype)
+        k, v = kv[:, :, 0], kv[:, :, 1]
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self._normed(self.query_norm, q), self._normed(self.key_norm, k)
+        if not self.spec.workload.architecture.learned_positions:
+            q, k = rotated(q, positions), rotated(k, positions)
+        q = checkpoint_name(q, "query")
+        k, v = checkpoint_name(k, "key_value"), checkpoint_name(v, "key_value")
+        o = attend(q, k, v, self.how, None if self.sinks is None else self.sinks[...])
+        return _projected(self, o)
+
+    def _normed(self, norm: Norm, x: jax.Array) -> jax.Array:
+        if norm.gain[...].shape[0] == x.shape[-1]:
+            return norm(x)
+        return norm(x.reshape(*x.shape[:2], -1), self.spans).reshape(x.shape)
+
+
+class MultiLatentAttention(Block):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), keys and values expanded.
+
+    The latents are made from each rank's part of the sequence and gathered over tensor; they are narrow.
+    """
+
+    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs) -> None:
+        """Full attention."""
+        super().__init__(spec, stacked)
+        a, d = spec.workload.architecture.attention, spec.workload.architecture.d_model
+        assert isinstance(a, LatentAttention)
+        self.a = a
+        self.query_down = self.weight(rngs, (d, a.q_lora_rank), ("embed", None)) if a.q_lora_rank else None
+        self.query_norm = Norm(spec, stacked, rngs, a.q_lora_rank) if a.q_lora_rank else None
+        names = ("latent" if a.q_lora_rank else "embed", "heads", None)
+        self.query_up = self.weight(rngs, (a.q_lora_rank or d, a.heads, a.qk_head_dim), names)
+        self.key_value_down = self.weight(rngs, (d, a.kv_lora_rank + a.rope_head_dim), ("embed", None))
+        self.key_value_norm = Norm(spec, stacked, rngs, a.kv_lora_rank)
+        up = (a.kv_lora_rank, a.heads, a.nope_head_dim + a.v_head_dim)
+        self.key_value_up = self.weight(rngs, up, ("latent", "heads", None))
+        self.out = self.weight(rngs, (a.heads, a.v_head_dim, d), ("heads", None, "embed"), scale=a.v_head_dim**-0.5)
+        self.out_bias = None
+        self.how = shape_of(spec, 0, a.qk_head_dim)
+
+    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """The block's output for x [b, s, d], the sequence split over tensor in and out."""
+        spec, a = self.spec, self.a
+        if self.query_down is not None and self.query_norm is not None:
+            latent = self.query_norm(checkpoint_name(matmul(x, self.whole(self.query_down), spec), "query"))
+        else:
+            latent = x
+        q = matmul(gather_sequence(latent, spec), self.whole(self.query_up), spec)
+        down = checkpoint_name(matmul(x, self.whole(self.key_value_down), spec), "key_value")
+        narrow = jnp.concatenate([self.key_value_norm(down[..., : a.kv_lora_rank]), down[..., a.kv_lora_rank :]], -1)
+        narrow = gather_sequence(narrow, spec)
+        kv = matmul(narrow[..., : a.kv_lora_rank], self.whole(self.key_value_up), spec)
+        k, v = jnp.split(kv, [a.nope_head_dim], axis=-1)
+        turned = rotated(narrow[..., None, a.kv_lora_rank :], positions)
+        k = jnp.concatenate([k, jnp.broadcast_to(turned, (*k.shape[:-1], a.rope_head_dim))], axis=-1)
+        q_plain, q_turned = jnp.split(q, [a.nope_head_dim], axis=-1)
+        q = checkpoint_name(jnp.concatenate([q_plain, rotated(q_turned, positions)], axis=-1), "query")
+        k, v = checkpoint_name(k, "key_value"), checkpoint_name(v, "key_value")
+        return _projected(self, attend(q, k, v, self.how))
+
+
+def shape_of(spec: Spec, window: int, width: int) -> AttentionShape:
+    """How this plan attends, with heads `width` wide."""
+    return AttentionShape(
+        causal=spec.workload.causal,
+        window=window,
+        scale=1.0 / math.sqrt(width),
+        context=spec.sizes["context"],
+        kernel=spec.kernel,
+    )
+
+
+def _projected(block: SelfAttention | MultiLatentAttention, o: jax.Array) -> jax.Array:
+    """The output projection of o [b, s, heads, width]."""
+    out = block.whole(block.out)
+    y = matmul(o.reshape(*o.shape[:2], -1), out.reshape(-1, out.shape[-1]), block.spec)
+    y = checkpoint_name(scatter_sequence(y, block.spec), "out")
+    return y if block.out_bias is None else y + block.out_bias[...].astype(y.dtype)

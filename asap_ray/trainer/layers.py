@@ -1,0 +1,146 @@
+"""The pieces of a decoder layer: weights that know how they are sharded, norms, rotary positions, the dense blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from asap_ray.trainer.fp8 import fp8_matmul
+from asap_ray.trainer.sharding import Names, gathered
+from asap_ray.trainer.spec import Spec, psum
+
+ROPE_BASE = 10_000.0
+"""Base of the rotary angles (RoFormer, arXiv 2104.09864, section 3.2.2); models differ, and none of it costs time."""
+NORM_EPSILON = 1e-6
+
+
+class Block(nnx.Module):
+    """A part of the model that makes weights, and brings their shards together where it uses them."""
+
+    def __init__(self, spec: Spec, stacked: int) -> None:
+        """`stacked` layers share each weight, along a leading axis; 0 for a part that is no layer's."""
+        self.spec, self.stacked = spec, stacked
+
+    def weight(
+        self,
+        rngs: nnx.Rngs,
+        shape: Sequence[int],
+        names: Names,
+        fill: Callable[..., jax.Array] | None = None,
+        scale: float = 1.0,
+    ) -> nnx.Param:
+        """A float32 weight with its logical axes: normal with variance scale² / inputs, or what `fill` makes."""
+        stack = ((self.stacked,), ("layers",)) if self.stacked else ((), ())
+        whole, spec = (*stack[0], *shape), self.spec.rules.spec((*stack[1], *names), (*stack[0], *shape))
+        if fill is None:
+            fan_in = math.prod(shape[:1]) if len(shape) > 1 else 1
+            value = jax.random.normal(rngs.params(), whole, jnp.float32) * (scale / math.sqrt(fan_in))
+        else:
+            value = fill(whole, jnp.float32)
+        return nnx.Param(value, spec=spec, layer_spec=PartitionSpec(*spec[len(stack[0]) :]))
+
+    def whole(self, weight: nnx.Param) -> jax.Array:
+        """A weight in the compute format, brought together over the axes that shard it beside tensor and pipeline."""
+        with jax.named_scope("gather"):
+            return gathered(weight[...].astype(self.spec.dtype), weight.layer_spec, self.spec.gathers)
+
+
+class Norm(Block):
+    """RMSNorm or LayerNorm of the last dimension, in float32."""
+
+    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs, width: int) -> None:
+        """A norm over `width` numbers."""
+        super().__init__(spec, stacked)
+        self.gain = self.weight(rngs, (width,), (None,), jnp.ones)
+        self.bias = (
+            self.weight(rngs, (width,), (None,), jnp.zeros) if spec.workload.architecture.norm == "layer" else None
+        )
+
+    def __call__(self, x: jax.Array, across: str = "") -> jax.Array:
+        """Normalise x [..., width]; with `across`, x is split over that mesh axis and the gain is taken to match."""
+        y = x.astype(jnp.float32)
+
+        def mean(values: jax.Array) -> jax.Array:
+            local = jnp.mean(values, axis=-1, keepdims=True)
+            return psum(local, self.spec, across) / self.spec.sizes[across] if across else local
+
+        if self.bias is not None:
+            y = y - mean(y)
+        y = y * jax.lax.rsqrt(mean(jnp.square(y)) + NORM_EPSILON)
+        y = y * self._here(self.gain[...], x.shape[-1], across)
+        if self.bias is not None:
+            y = y + self._here(self.bias[...], x.shape[-1], across)
+        return y.astype(self.spec.dtype)
+
+    def _here(self, vector: jax.Array, width: int, across: str) -> jax.Array:
+        if not across or vector.shape[0] == width:
+            return vector
+        return jax.lax.dynamic_slice_in_dim(vector, jax.lax.axis_index(across) * width, width)
+
+
+def rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rotary position embedding of x [b, s, heads, width] at positions [s], halves as pairs."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None].astype(jnp.float32) * ROPE_BASE ** (-jnp.arange(half) / half)
+    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def matmul(x: jax.Array, w: jax.Array, spec: Spec) -> jax.Array:
+    """x [..., k] times w [k, ...]: [..., *w.shape[1:]], in 8-bit numbers where the plan says so."""
+    k, shape = w.shape[0], (*x.shape[:-1], *w.shape[1:])
+    flat = w.reshape(k, -1)
+    product = fp8_matmul(x, flat) if spec.fp8 else jnp.einsum("...k,kn->...n", x, flat)
+    return product.reshape(shape)
+
+
+def gather_sequence(x: jax.Array, spec: Spec) -> jax.Array:
+    """x [b, s, ...] with the tensor axis' parts of the sequence brought together: [b, s * tensor, ...]."""
+    if spec.sizes["tensor"] == 1:
+        return x
+    with jax.named_scope("sequence"):
+        return jax.lax.all_gather(x, "tensor", axis=1, tiled=True)
+
+
+def scatter_sequence(x: jax.Array, spec: Spec) -> jax.Array:
+    """The sum of x [b, s, ...] over the tensor axis, each rank with its part of the sequence: [b, s / tensor, ...]."""
+    if spec.sizes["tensor"] == 1:
+        return x
+    with jax.named_scope("sequence"):
+        return jax.lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
+
+
+class FeedForward(Block):
+    """A dense feed-forward block, gated (SwiGLU, arXiv 2002.05202) or with a GELU; columns split over tensor."""
+
+    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs, width: int, gated: bool, bias: bool) -> None:
+        """A block of this width."""
+        super().__init__(spec, stacked)
+        d, wide = spec.workload.architecture.d_model, 2 if gated else 1
+        self.gate_up = self.weight(rngs, (d, wide, width), ("embed", None, "mlp"))
+        self.down = self.weight(rngs, (width, d), ("mlp", "embed"))
+        self.up_bias = self.weight(rngs, (wide, width), (None, "mlp"), jnp.zeros) if bias else None
+        self.down_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The block's output for x [b, s, d], the sequence split over tensor in and out."""
+        with jax.named_scope("mlp"):
+            x = gather_sequence(x, self.spec)
+            h = matmul(x, self.whole(self.gate_up), self.spec)
+            if self.up_bias is not None:
+                h = h + self.up_bias[...].astype(h.dtype)
+            h = activated(checkpoint_name(h, "gate_up"))
+            y = scatter_sequence(matmul(checkpoint_name(h, "act"), self.whole(self.down), self.spec), self.spec)
+            return y if self.down_bias is None else y + self.down_bias[...].astype(y.dtype)
+
+
+def activated(h: jax.Array) -> jax.Array:
+    """silu(gate) * up of h [..., 2, width], or gelu of h [..., 1, width]."""
+    return jax.nn.silu(h[..., 0, :]) * h[..., 1, :] if h.shape[-2] == 2 else jax.nn.gelu(h[..., 0, :])

@@ -1,0 +1,64 @@
+"""The mixture-of-experts block of a layer: its weights, and the shared experts that every token goes through."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from asap_ray.trainer.experts import ExpertShape, ExpertWeights, apply_experts
+from asap_ray.trainer.layers import Block, activated, matmul
+from asap_ray.trainer.spec import NotTrainedError, Spec
+
+
+class Mixture(Block):
+    """Routed experts, split over the expert axis and their columns over tensor, and shared ones as one wide block."""
+
+    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs) -> None:
+        """The experts of `stacked` layers."""
+        super().__init__(spec, stacked)
+        model = spec.workload.architecture
+        d, e = model.d_model, model.experts
+        assert e is not None
+        if e.bias or spec.fp8:
+            raise NotTrainedError(f"the trainer has no experts {'with biases' if e.bias else 'in fp8'}")
+        wide = 2 if e.gated else 1
+        self.router = self.weight(rngs, (d, e.experts), ("embed", None))
+        self.router_bias = self.weight(rngs, (e.experts,), (None,), jnp.zeros) if e.router_bias else None
+        names = ("experts", "expert_embed", None, "mlp")
+        self.gate_up = self.weight(rngs, (e.experts, d, wide, e.d_ff), names, scale=(e.experts / d) ** 0.5)
+        self.down = self.weight(
+            rngs, (e.experts, e.d_ff, d), ("experts", "mlp", "expert_embed"), scale=(e.experts / e.d_ff) ** 0.5
+        )
+        width = e.shared * e.d_ff
+        self.shared_up = self.weight(rngs, (d, wide, width), ("embed", None, "mlp")) if width else None
+        self.shared_down = self.weight(rngs, (width, d), ("mlp", "embed")) if width else None
+        self.shared_gate = self.weight(rngs, (d, 1), ("embed", None)) if e.shared_gate else None
+        self.how = ExpertShape(
+            experts=e.experts,
+            topk=e.topk,
+            gated=e.gated,
+            capacity=spec.workload.expert_capacity,
+            expert=spec.sizes["expert"],
+            tensor=spec.sizes["tensor"],
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The block's output for x [b, s, d], the sequence split over tensor in and out."""
+        weights = ExpertWeights(
+            router=self.whole(self.router),
+            gate_up=self.whole(self.gate_up),
+            down=self.whole(self.down),
+            router_bias=None if self.router_bias is None else self.router_bias[...],
+        )
+        with jax.named_scope("experts"):
+            return apply_experts(x, weights, self.how, None if self.shared_up is None else self._shared)[0]
+
+    def _shared(self, tokens: jax.Array) -> jax.Array:
+        assert self.shared_up is not None and self.shared_down is not None
+        h = activated(checkpoint_name(matmul(tokens, self.whole(self.shared_up), self.spec), "gate_up"))
+        y = matmul(checkpoint_name(h, "act"), self.whole(self.shared_down), self.spec)
+        if self.shared_gate is None:
+            return y
+        return y * jax.nn.sigmoid(matmul(tokens, self.whole(self.shared_gate), self.spec))

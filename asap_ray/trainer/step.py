@@ -1,0 +1,168 @@
+"""One training step: micro-batches forward and backward, gradients summed, AdamW; a single program for all devices.
+
+Master weights and moments are float32 and sharded; a copy in the compute format is made once a step, so that what is
+gathered, multiplied and sent is narrow. Gradients of the micro-batches add up in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from asap_ray.plan import Plan
+from asap_ray.stack import Stack
+from asap_ray.trainer.model import Decoder, saving, scanned
+from asap_ray.trainer.optimizer import AdamW, State
+from asap_ray.trainer.pipeline import pipelined
+from asap_ray.trainer.sharding import BATCH_AXES
+from asap_ray.trainer.spec import NotTrainedError, Platform, Spec, psum, spec_of
+from asap_ray.workload import Workload
+
+TOKENS = PartitionSpec("pipeline", BATCH_AXES, "context")
+"""How tokens [micro-batches, sequences, positions] lie on the mesh; positions in the order of `attention.order`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainStep:
+    """A compiled-to-be step and what it takes.
+
+    `jitted(state, tokens, targets)` gives the next state and metrics {loss, grad_norm}; the state's room is taken over.
+    `arguments` are the shapes and shardings of all three: `jitted.trace(*arguments)` needs no array and no device.
+    `init(key)` makes the first state on the mesh.
+    """
+
+    jitted: Any
+    arguments: tuple[Any, Any, Any]
+    init: Any
+    spec: Spec
+
+
+def train_step(workload: Workload, plan: Plan, stack: Stack, mesh: Mesh, *, platform: Platform) -> TrainStep:
+    """The step of a plan on a mesh made by `sharding.device_mesh`.
+
+    Raises:
+        NotTrainedError: the trainer has no program for this plan or model.
+    """
+    spec = spec_of(workload, plan, stack, platform)
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(spec, nnx.Rngs(0))))
+    _check_stages(spec, shapes)
+    weights = {path: variable.get_value() for path, variable in nnx.to_flat_state(shapes)}
+    specs = {path: variable.get_metadata("spec") for path, variable in nnx.to_flat_state(shapes)}
+    optimizer = AdamW(spec, specs, {path: value.shape for path, value in weights.items()})
+    state_specs = optimizer.state_specs
+    local = partial(_step, spec, graph, optimizer)
+    sharded = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(state_specs, TOKENS, TOKENS),
+        out_specs=(state_specs, PartitionSpec()),
+        check_vma=False,
+    )
+
+    def init(key: jax.Array) -> State:
+        made = {path: value.get_value() for path, value in _made(spec, key)}
+        return optimizer.start(made)
+
+    def placed(specs: Any) -> Any:
+        return jax.tree.map(lambda each: NamedSharding(mesh, each), specs, is_leaf=_is_spec)
+
+    batch = (plan.accumulation, workload.global_batch // plan.accumulation, workload.seq_len)
+    tokens = jax.ShapeDtypeStruct(batch, jnp.int32, sharding=NamedSharding(mesh, TOKENS))
+    state = jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        jax.eval_shape(optimizer.start, weights),
+        placed(state_specs),
+    )
+    return TrainStep(
+        jitted=jax.jit(sharded, donate_argnums=0),
+        arguments=(state, tokens, tokens),
+        init=jax.jit(init, out_shardings=placed(state_specs)),
+        spec=spec,
+    )
+
+
+def _made(spec: Spec, key: jax.Array) -> Any:
+    return nnx.to_flat_state(nnx.state(Decoder(spec, nnx.Rngs(key))))
+
+
+def _is_spec(value: object) -> bool:
+    return isinstance(value, PartitionSpec)
+
+
+def _check_stages(spec: Spec, shapes: nnx.State) -> None:
+    """A pipeline needs layers that are all alike, or whole periods of them on each chunk."""
+    model, chunks = spec.workload.architecture, spec.sizes["pipeline"] * spec.plan.virtual
+    runs = nnx.merge(nnx.graphdef(nnx.eval_shape(lambda: Decoder(spec, nnx.Rngs(0)))), shapes).runs
+    if spec.sizes["pipeline"] == 1:
+        return
+    repeats = model.layers // len(runs[0])
+    if len(runs) > 1 or repeats % chunks:
+        raise NotTrainedError(
+            f"the trainer has no pipeline of {chunks} chunks for {model.name}: its layers are not all alike in them"
+        )
+
+
+def _step(
+    spec: Spec, graph: nnx.GraphDef, optimizer: AdamW, state: State, tokens: jax.Array, targets: jax.Array
+) -> tuple[State, dict[str, jax.Array]]:
+    """The step on one device: its shards of the state, its part of tokens and targets [micro-batches, b, s]."""
+    total = spec.workload.tokens_per_step
+
+    def share(weights: dict, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        model = nnx.merge(graph, nnx.from_flat_state(weights))
+        run = _pipelined_loss if spec.sizes["pipeline"] > 1 else _loss
+        return run(model, tokens, targets) / total
+
+    if spec.sizes["pipeline"] > 1:  # one loop holds all micro-batches, and adds their gradients up in float32
+        loss, gradients = jax.value_and_grad(share)(state.weights, tokens, targets)
+    else:
+        loss, gradients = _accumulated(spec, share, state.weights, tokens, targets)
+    with jax.named_scope("optimizer"):
+        state, norm = optimizer.update(state, gradients)
+    return state, {"loss": psum(loss, spec, *spec.sizes), "grad_norm": norm}
+
+
+def _accumulated(
+    spec: Spec, share: Any, weights: dict, tokens: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, dict]:
+    """The loss, and gradients summed over micro-batches, of a copy of the weights in the compute format."""
+    narrow = jax.tree.map(lambda w: w.astype(spec.dtype), weights)
+    differentiate = jax.value_and_grad(share)
+    if spec.plan.accumulation == 1:
+        return differentiate(narrow, tokens[0], targets[0])
+
+    def add(sums: tuple, batch: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
+        found = differentiate(narrow, *batch)
+        with jax.named_scope("accumulate"):
+            return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, found), None
+
+    nothing = (jnp.zeros((), jnp.float32), jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights))
+    return jax.lax.scan(add, nothing, (tokens, targets))[0]
+
+
+def _loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    """This device's share of the summed loss of one micro-batch [b, s]."""
+    return model.loss(model.layers(model.embed(tokens)), targets)
+
+
+def _pipelined_loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    """This device's share of the summed loss of the micro-batches that it holds [rounds, b, s]."""
+    spec, at, (run,) = model.spec, model.at, model.runs
+    stages, chunks = spec.sizes["pipeline"], spec.plan.virtual
+    graph, weights = nnx.split(run)
+    weights = jax.tree.map(lambda w: w.reshape(chunks, w.shape[0] // chunks, *w.shape[1:]), weights)
+
+    def chunk_of(x: jax.Array, k: jax.Array) -> jax.Array:
+        index = k if chunks > 1 else 0
+        return scanned(nnx.merge(graph, jax.tree.map(lambda w: w[index], weights)), x, at, saving(spec.remat))
+
+    _, held = jax.lax.scan(lambda _, each: (None, model.embed(each)), None, tokens)
+    held = pipelined(chunk_of, held, stages, chunks)
+    add = lambda sum_, each: (sum_ + model.loss(*each), None)  # noqa: E731
+    return jax.lax.scan(add, jnp.zeros((), jnp.float32), (held, targets))[0]
