@@ -56,7 +56,8 @@ class Mixture(Block):
             return apply_experts(x, weights, self.how, None if self.shared_up is None else self._shared)[0]
 
     def _shared(self, tokens: jax.Array) -> jax.Array:
-        assert self.shared_up is not None and self.shared_down is not None
+        assert self.shared_up is not None
+        assert self.shared_down is not None
         h = activated(checkpoint_name(matmul(tokens, self.whole(self.shared_up), self.spec), "gate_up"))
         y = matmul(checkpoint_name(h, "act"), self.whole(self.shared_down), self.spec)
         if self.shared_gate is None:

@@ -136,7 +136,7 @@ class Decoder(Block):
         return positions(self.spec.workload.seq_len, self.spec.sizes["context"])
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        """Tokens [b, s] to their embeddings [b, s / tensor, d]: each tensor rank looks up its part of the vocabulary."""
+        """Tokens [b, s] to embeddings [b, s / tensor, d]: each tensor rank looks up its part of the vocabulary."""
         with jax.named_scope("embed"):
             table, split = self.whole(self.embedding), self.spec.sizes["tensor"]
             if split > 1:

@@ -27,7 +27,7 @@ Names = tuple[str | None, ...]
 class Rules:
     """Which mesh axes shard each logical axis of a weight, on a mesh of these sizes.
 
-    `embed` is d_model, and `latent` the narrow inside of latent attention: both are split over the axes that shard dense
+    `embed` is d_model, `latent` the narrow inside of latent attention: both are split over the axes that shard dense
     weights, `expert_embed` over those of them that shard routed experts. `heads`, `mlp` and `vocab` are split over the
     tensor axis, `experts` over the expert axis, `layers` over the pipeline.
     """
