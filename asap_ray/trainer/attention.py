@@ -2,8 +2,9 @@
 
 With context = n > 1 each rank holds chunks i and 2n-1-i of the 2n chunks of a sequence, in that order, so that causal
 work is even; `order` says which token lies where. Full causal layers go round the ring (`ring.py`). Layers with a
-window gather keys and values over the context axis instead and mask them by position: right, and more than a window
-needs; their gradients are scattered back.
+window gather keys and values over the context axis instead, which moves more than a window needs, and each chunk
+attends to those near it; their gradients are scattered back. cuDNN cannot hide the keys before a sequence's first at
+run time, so there, as for a window that is not causal, such a layer's scores are in memory.
 
 A fused kernel keeps q, k, v, the output and its log-sum-exp for the backward pass. The last two carry the name
 `context`, so that a recomputation policy which saves it does not run the kernel (nor the ring) again. Do not name the
@@ -13,7 +14,8 @@ output of `attend` a second time.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -25,7 +27,8 @@ from jax.ad_checkpoint import checkpoint_name
 from asap_ray.trainer import ring, unfused
 from asap_ray.trainer.blocks import Kernel, Mask, Rows, near
 
-KernelName = Literal["splash", "triton", "cudnn", "reference"]
+KEYS_TILE = 512
+KernelName = Literal["splash", "cudnn", "reference"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,7 @@ class AttentionShape:
     """How a layer attends.
 
     `window`: keys a query sees, itself included (0: all). `scale` multiplies q · k. `context` is the size of the mesh
-    axis of that name. `kernel`: splash on TPU, triton or cudnn on GPU, reference anywhere.
+    axis of that name. `kernel`: splash on TPU, cudnn on NVIDIA GPUs, reference anywhere.
     """
 
     causal: bool = True
@@ -66,53 +69,61 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, how: AttentionShape, sinks:
     q [b, s, heads, qk], k [b, s, kv, qk], v [b, s, kv, v] with s = seq / context; `sinks` [heads] is one more logit in
     each row's softmax. Gives [b, s, heads, v] in q's type. The softmax is float32.
     """
+    if how.window >= q.shape[1] * how.context:
+        how = replace(how, window=0)
     with jax.named_scope("attention"):
         q, k, v = q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2)
-        mask = Mask(causal=how.causal, window=how.window)
         if how.context > 1 and how.window:
-            out = _gathered(q, k, v, how, sinks)
+            out = _windowed(q, k, v, sinks, how) if how.causal else _gathered(q, k, v, sinks, how)
         elif how.context == 1 and how.kernel == "reference":
-            out = unfused.dense(q, k, v, mask.visible(q.shape[2], k.shape[2]), how.scale, sinks)
+            visible = Mask(causal=how.causal, window=how.window).visible(q.shape[2], k.shape[2])
+            out = unfused.dense(q, k, v, visible, how.scale, sinks)
         else:
-            out: Any = _fused(q, k, v, sinks, how)
+            out: Any = _fused(q, k, v, sinks, None, how)
         return jnp.swapaxes(out, 1, 2)
 
 
 def kernel_named(name: KernelName) -> Kernel:
     """The two passes of a kernel; its own imports wait until then."""
-    if name == "reference":
-        return unfused.KERNEL
     if name == "splash":
         from asap_ray.trainer import splash
 
         return splash.KERNEL
-    raise NotImplementedError(name)
+    if name == "cudnn":
+        from asap_ray.trainer import cudnn
+
+        return cudnn.KERNEL
+    if name == "reference":
+        return unfused.KERNEL
+    raise ValueError(f"no attention kernel is called {name}")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _fused(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, how: AttentionShape) -> jax.Array:
-    """Head-major attention whose backward pass starts from the saved output and log-sum-exp."""
-    return _fused_forward(q, k, v, sinks, how)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _fused(
+    q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, first: jax.Array | None, how: AttentionShape
+) -> jax.Array:
+    """Head-major attention whose backward pass starts from the saved output and log-sum-exp; `first` as in `Kernel`."""
+    return _fused_forward(q, k, v, sinks, first, how)[0]
 
 
 def _fused_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, how: AttentionShape
+    q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, first: jax.Array | None, how: AttentionShape
 ) -> tuple[Any, ...]:
     kernel = kernel_named(how.kernel)
     if how.context > 1:
         out, lse = ring.forward(q, k, v, ring.Ring(how.context, kernel, how.causal, how.scale))
     else:
-        out, lse = kernel.forward(q, k, v, Mask(causal=how.causal, window=how.window), how.scale)
+        out, lse = kernel.forward(q, k, v, Mask(causal=how.causal, window=how.window), how.scale, first)
     if sinks is not None:  # a key without a value: it takes its share of the softmax and adds nothing
         whole = jnp.logaddexp(lse, sinks.astype(jnp.float32)[None, :, None])
         out = (out * jnp.exp(lse - whole)[..., None]).astype(q.dtype)
         lse = whole
     out, lse = checkpoint_name(out, "context"), checkpoint_name(lse, "context")
-    return out, (q, k, v, sinks, out, lse)
+    return out, (q, k, v, sinks, first, out, lse)
 
 
-def _fused_backward(how: AttentionShape, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    q, k, v, sinks, out, lse = saved
+def _fused_backward(how: AttentionShape, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
+    q, k, v, sinks, first, out, lse = saved
     kernel = kernel_named(how.kernel)
     with jax.named_scope("attention"):
         delta = jnp.einsum("bhsv,bhsv->bhs", out, gradient, preferred_element_type=jnp.float32)
@@ -120,18 +131,43 @@ def _fused_backward(how: AttentionShape, saved: tuple[jax.Array, ...], gradient:
         if how.context > 1:
             grads = ring.backward(q, k, v, rows, ring.Ring(how.context, kernel, how.causal, how.scale))
         else:
-            grads = kernel.backward(q, k, v, rows, Mask(causal=how.causal, window=how.window), how.scale)
+            grads = kernel.backward(q, k, v, rows, Mask(causal=how.causal, window=how.window), how.scale, first)
         if sinks is None:
-            return *grads, None
+            return *grads, None, None
         share = jnp.exp(sinks.astype(jnp.float32)[None, :, None] - lse)
-        return *grads, -(share * delta).sum((0, 2)).astype(sinks.dtype)
+        return *grads, -(share * delta).sum((0, 2)).astype(sinks.dtype), None
 
 
 _fused.defvjp(_fused_forward, _fused_backward)
 
 
-def _gathered(q: jax.Array, k: jax.Array, v: jax.Array, how: AttentionShape, sinks: jax.Array | None) -> jax.Array:
-    """Attention of a layer with a window where the sequence is sharded: all keys here, masked by position."""
+def _windowed(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, how: AttentionShape) -> jax.Array:
+    """Each of this rank's two chunks over its own keys and those a window before them, cut out of all keys."""
+    chunk = q.shape[2] // 2
+    seq_len = 2 * how.context * chunk
+    # Whole tiles, so that a kernel finds a tile that divides the keys; no query looks back further than to the first.
+    tile = math.gcd(chunk, KEYS_TILE)
+    before = min(-(-(how.window - 1) // tile) * tile, seq_len - chunk)
+    padded = [jnp.pad(_all_keys(x, how.context), ((0, 0), (0, 0), (before, 0), (0, 0))) for x in (k, v)]
+    alone = replace(how, context=1)
+    outs = []
+    for half, start in enumerate(positions(seq_len, how.context)[::chunk]):
+        near_keys = [lax.dynamic_slice_in_dim(x, start, before + chunk, axis=2) for x in padded]
+        own = q[:, :, half * chunk : (half + 1) * chunk]
+        outs.append(_fused(own, *near_keys, sinks, jnp.maximum(before - start, 0), alone))
+    return jnp.concatenate(outs, axis=2)
+
+
+def _all_keys(x: jax.Array, context: int) -> jax.Array:
+    """Keys or values [b, kv, s, width] of every rank, by position."""
+    b, kv, s, width = x.shape
+    chunks = lax.all_gather(x.reshape(b, kv, 1, 2, s // 2, width), ring.AXIS, axis=2, tiled=True)
+    natural = jnp.concatenate([chunks[:, :, :, 0], chunks[:, :, ::-1, 1]], axis=2)
+    return natural.reshape(b, kv, s * context, width)
+
+
+def _gathered(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, how: AttentionShape) -> jax.Array:
+    """All keys here, masked by position, in plain JAX: a window on both sides of a query."""
     k, v = (lax.all_gather(x, ring.AXIS, axis=2, tiled=True) for x in (k, v))
     seq_len = k.shape[2]
     of_keys = jnp.asarray(order(seq_len, how.context))

@@ -65,8 +65,9 @@ class Rows(NamedTuple):
 class Kernel:
     """The two passes of a block. q [b, heads, s, qk], k [b, kv, t, qk], v [b, kv, t, v]; kv divides heads.
 
-    `forward(q, k, v, mask, scale)` gives the output [b, heads, s, v] and the log-sum-exp of the scaled scores
-    [b, heads, s] in float32; `backward(q, k, v, rows, mask, scale)` gives the gradients of q, k and v.
+    `forward(q, k, v, mask, scale, first)` gives the output [b, heads, s, v] and the log-sum-exp of the scaled scores
+    [b, heads, s] in float32; `backward(q, k, v, rows, mask, scale, first)` gives the gradients of q, k and v. Keys
+    before `first`, a number known at run time only, are not seen (None: all are); each query sees at least one.
     """
 
     forward: Callable[..., tuple[jax.Array, jax.Array]]

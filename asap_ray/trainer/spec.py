@@ -14,7 +14,7 @@ from asap_ray.trainer.sharding import Rules, rules
 from asap_ray.workload import Workload
 
 Platform = Literal["tpu", "cuda", "cpu"]
-FLASH_KERNELS = {"tpu": "splash", "cuda": "triton", "cpu": "reference"}
+FLASH_KERNELS = {"tpu": "splash", "cuda": "cudnn", "cpu": "reference"}
 """The attention kernel that does not keep the scores, on each platform; a CPU has none, and materialises them."""
 
 

@@ -82,6 +82,7 @@ class Block:
     k: jax.Array
     v: jax.Array
     mask: Mask
+    first: jax.Array | None
     interpret: bool
 
     @property
@@ -94,6 +95,14 @@ class Block:
         """Tile sizes of this shape."""
         return block_sizes(self.q.shape[2], self.k.shape[2])
 
+    @property
+    def segments(self) -> splash.SegmentIds | None:
+        """Which keys may be seen at all, as the library says it: those of the queries' own segment."""
+        if self.first is None:
+            return None
+        hidden = jnp.arange(self.k.shape[2]) < self.first
+        return splash.SegmentIds(q=jnp.zeros(self.q.shape[2], jnp.int32), kv=hidden.astype(jnp.int32))
+
     def call(self, function: Any, qk_matmuls: int, v_matmuls: int, **arguments: Any) -> Any:
         """A kernel of the library over every sequence of the batch, with its cost, counted by its matmuls.
 
@@ -102,7 +111,8 @@ class Block:
         """
         kernel, info = self.kernel, arguments["mask_info"]
         known = ("mask_value", "is_mqa", "attn_logits_soft_cap", "mask_function")
-        common = {name: kernel.kwargs[name] for name in known} | {"interpret": self.interpret}
+        common = {name: kernel.kwargs[name] for name in known} | {"interpret": self.interpret, "sinks": None}
+        common["segment_ids"] = self.segments
         queries, keys = self.q.shape[2], self.k.shape[2]
         tile, width = arguments["bq"] * arguments["bkv"], qk_matmuls * self.q.shape[3] + v_matmuls * self.v.shape[3]
         heads = self.q.shape[0] * self.q.shape[1]
@@ -119,12 +129,18 @@ class Block:
 
 
 def forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, scale: float, interpret: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    scale: float,
+    first: jax.Array | None = None,
+    interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Output and log-sum-exp of one block; see `Kernel`."""
     if q.shape[2] % LANES or k.shape[2] % LANES:
-        return unfused.forward(q, k, v, mask, scale)
-    block = Block(q, k, v, mask, interpret)
+        return unfused.forward(q, k, v, mask, scale, first)
+    block = Block(q, k, v, mask, first, interpret)
     run = block.call(
         _forward_pass,
         qk_matmuls=1,
@@ -141,18 +157,25 @@ def _forward_pass(
     q: jax.Array, k: jax.Array, v: jax.Array, *, mask_info: Any, bq: int, bkv: int, **given: Any
 ) -> tuple[jax.Array, jax.Array]:
     out, (lse,) = splash._splash_attention_forward(
-        mask_info, q, k, v, None, None, save_residuals=True, residual_checkpoint_name=None, **given
+        mask_info, q, k, v, save_residuals=True, residual_checkpoint_name=None, **given
     )
     return out, lse
 
 
 def backward(
-    q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, mask: Mask, scale: float, interpret: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    rows: Rows,
+    mask: Mask,
+    scale: float,
+    first: jax.Array | None = None,
+    interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, k and v of one block; see `Kernel`."""
     if q.shape[2] % LANES or k.shape[2] % LANES:
-        return unfused.backward(q, k, v, rows, mask, scale)
-    block = Block(q, k, v, mask, interpret)
+        return unfused.backward(q, k, v, rows, mask, scale, first)
+    block = Block(q, k, v, mask, first, interpret)
     tiles, kernel = block.tiles, block.kernel
     layouts = {name: getattr(tiles, name) for name in ("q_layout", "k_layout", "v_layout")}
     of_keys = block.call(
@@ -183,11 +206,11 @@ def backward(
 
 
 def _keys_pass(q: Any, k: Any, v: Any, lse: Any, gradient: Any, delta: Any, **given: Any) -> tuple[Any, Any, Any]:
-    return splash._splash_attention_bwd_dkv(q, k, v, None, None, lse, gradient, delta, **given)
+    return splash._splash_attention_bwd_dkv(q, k, v, logsumexp=lse, do=gradient, di=delta, **given)
 
 
 def _queries_pass(q: Any, k: Any, v: Any, lse: Any, gradient: Any, delta: Any, **given: Any) -> Any:
-    return splash._splash_attention_bwd_dq(q, k, v, None, None, lse, gradient, delta, **given)
+    return splash._splash_attention_bwd_dq(q, k, v, logsumexp=lse, do=gradient, di=delta, **given)
 
 
 def _scaled(x: jax.Array, scale: float) -> jax.Array:

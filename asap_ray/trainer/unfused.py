@@ -38,9 +38,19 @@ def dense(
     return checkpoint_name(out.reshape(*q.shape[:-1], v.shape[-1]), "context")
 
 
-def forward(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, scale: float) -> tuple[jax.Array, jax.Array]:
+def _visible(q: jax.Array, k: jax.Array, mask: Mask, first: jax.Array | None) -> jax.Array | None:
+    visible = mask.visible(q.shape[2], k.shape[2])
+    if first is None:
+        return visible
+    late = jnp.arange(k.shape[2]) >= first
+    return late[None, :] if visible is None else visible & late
+
+
+def forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, scale: float, first: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Output and log-sum-exp of one block; see `Kernel`."""
-    scores = _scores(_grouped(q, k.shape[1]), k, mask.visible(q.shape[2], k.shape[2]), scale)
+    scores = _scores(_grouped(q, k.shape[1]), k, _visible(q, k, mask, first), scale)
     lse = jax.nn.logsumexp(scores, axis=-1)
     weights = jnp.exp(scores - lse[..., None]).astype(v.dtype)
     out = jnp.einsum("bhgst,bhtv->bhgsv", weights, v)
@@ -48,13 +58,13 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, scale: float) 
 
 
 def backward(
-    q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, mask: Mask, scale: float
+    q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, mask: Mask, scale: float, first: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, k and v of one block; see `Kernel`."""
     kv = k.shape[1]
     q_grouped, gradient = _grouped(q, kv), _grouped(rows.gradient, kv)
     lse, delta = (each.reshape(*q_grouped.shape[:-1], 1) for each in (rows.lse, rows.delta))
-    weights = jnp.exp(_scores(q_grouped, k, mask.visible(q.shape[2], k.shape[2]), scale) - lse)
+    weights = jnp.exp(_scores(q_grouped, k, _visible(q, k, mask, first), scale) - lse)
     dv = jnp.einsum("bhgst,bhgsv->bhtv", weights.astype(v.dtype), gradient)
     dweights = jnp.einsum("bhgsv,bhtv->bhgst", gradient, v, preferred_element_type=jnp.float32)
     dscores = (weights * (dweights - delta) * scale).astype(q.dtype)
