@@ -117,6 +117,13 @@ def achieved_links(links: Mapping[str, Link], calibration: Calibration) -> dict[
     }
 
 
+def axes_link(problem: Problem, meshes: Meshes, axes: Sequence[str], calibration: Calibration) -> Link:
+    """The link of the groups that some whole mesh axes span together, as it is in use [meshes]."""
+    link = _Builder(problem.slice, meshes, bound=False).link(axes)
+    role = "shards" if {"data", "fsdp"} & set(axes) else "group"
+    return achieved_links({role: link}, calibration)[role]
+
+
 def _crowd(role: str, link: Link, calibration: Calibration) -> np.ndarray | float:
     """How much longer weights and gradients take across than between two hosts: the more hosts a group spans, the more
     of its messages share paths above the hosts' own switches."""
