@@ -26,7 +26,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from asap_ray.trainer.grouped import Kernel, grouped_matmul
-from asap_ray.trainer.row_moves import Moves, Sorted, by_owner, collect, of_tokens, spread, windows
+from asap_ray.trainer.row_moves import Moves, Sorted, by_owner, collect, of_tokens, permuted, spread, windows
 
 ROOM = 1.25
 """Rows that a dropless rank has room for from each other rank, over the even share; shapes are static, so there has to
@@ -69,14 +69,15 @@ class ExpertShape:
 
 
 class ExpertWeights(NamedTuple):
-    """Weights of one layer on one rank, gathered over fsdp and context; `wide` is 2 where gated, gate before up.
+    """Weights of one layer on one rank, gathered over fsdp and context; `wide` is 2 where gated.
 
-    `router_bias` shifts scores for the choice of experts alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), so that
-    it has no gradient.
+    `gate_up` holds this rank's gate columns and then its up columns. (As [..., d, 2, d_ff / tensor] it works, too, but
+    TPUs tile the two innermost dimensions, and then copy it for matmuls.) `router_bias` shifts scores for the choice
+    of experts alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), so that it has no gradient.
     """
 
     router: Array  # [d, experts]
-    gate_up: Array  # [experts / expert, d, wide, d_ff / tensor]
+    gate_up: Array  # [experts / expert, d, wide * d_ff / tensor]
     down: Array  # [experts / expert, d_ff / tensor, d]
     router_bias: Array | None = None  # [experts]
 
@@ -137,7 +138,7 @@ def route(tokens: Array, weights: ExpertWeights, how: ExpertShape) -> tuple[Choi
 
 
 def _beside(tokens: Array, choice: Choice, weights: ExpertWeights, how: ExpertShape) -> tuple[Array, Array]:
-    """All experts here: tokens [n, d] -> this tensor rank's share of their sums [n, d], and how many choices dropped."""
+    """All experts here: tokens [n, d] -> this tensor rank's share of their sums [n, d], and how many choices drop."""
     n, ids, gates = len(tokens), choice.ids.reshape(-1), choice.gates.reshape(-1, 1)
     rows = by_owner(ids, how.experts)
     if how.capacity:
@@ -154,7 +155,9 @@ def _beside(tokens: Array, choice: Choice, weights: ExpertWeights, how: ExpertSh
 
 
 def _into_slots(tokens: Array, gates: Array, moves: Moves) -> tuple[Array, Array]:
-    return spread(tokens, of_tokens(moves, len(tokens))), spread(gates, moves)
+    """Tokens [n, d] and gates [topk * n, 1] in their slots; an empty slot weighs nothing, whatever it holds."""
+    filled = (moves.sources < len(gates))[:, None]
+    return spread(tokens, of_tokens(moves, len(tokens))), jnp.where(filled, spread(gates, moves), 0.0)
 
 
 def _across(tokens: Array, choice: Choice, weights: ExpertWeights, how: ExpertShape) -> tuple[Array, Array]:
@@ -165,18 +168,30 @@ def _across(tokens: Array, choice: Choice, weights: ExpertWeights, how: ExpertSh
         room = how.slots(n)
         moves = windows(rows, ids, rows.counts, room)
         slots, gate = _into_slots(tokens, gates, moves)
-        # [experts, room, width] -> [held, expert * room, width] -> [held, tensor * expert * room, width]
-        slots, gate = (_exchanged(part.reshape(how.experts, room, -1), 0, 1) for part in (slots, gate))
-        slots = checkpoint_name(slots, "expert_in")
-        slots, gate = (_gathered(part, how, 1) for part in (slots, gate))
-        out = _scattered(batched_ffn(slots, gate, weights, how), how, 1)
-        out = _exchanged(out, 1, 0).reshape(how.experts * room, -1)
+        out = _batched_across(slots, gate, weights, how)
         kept = jnp.minimum(rows.counts, room)
     else:
         moves, kept = _buckets(rows, ids, n, how)
         slots, gate = _into_slots(tokens, gates, moves)
         out = _grouped_across(slots, gate, kept, weights, how)
     return collect(out, of_tokens(moves, n)), len(ids) - kept.sum()
+
+
+def _batched_across(slots: Array, gate: Array, weights: ExpertWeights, how: ExpertShape) -> Array:
+    """Windows of slots [experts * room, d] through the experts of their ranks and back."""
+
+    def there(part: Array) -> Array:
+        return _exchanged(part.reshape(how.expert, how.held, -1, part.shape[-1]))
+
+    slots, gate = checkpoint_name(there(slots), "expert_in"), there(gate)
+    sources = how.tensor * how.expert
+    # [expert, held, room, width] -> [tensor * expert, held, room, width] -> [held, tensor * expert * room, width]
+    slots, gate = (
+        _gathered(part, how, 0).swapaxes(0, 1).reshape(how.held, -1, part.shape[-1]) for part in (slots, gate)
+    )
+    out = batched_ffn(slots, gate, weights, how)
+    out = out.reshape(how.held, sources, -1, out.shape[-1]).swapaxes(0, 1)
+    return _exchanged(_scattered(out, how, 0)).reshape(-1, out.shape[-1])
 
 
 def _buckets(rows: Sorted, ids: Array, tokens: int, how: ExpertShape) -> tuple[Moves, Array]:
@@ -191,7 +206,7 @@ def _grouped_across(slots: Array, gate: Array, kept: Array, weights: ExpertWeigh
     """Buckets [expert * room, d] through the experts of their ranks and back; `kept` [experts] are the rows of each."""
     room = len(slots) // how.expert
     slots, gate, kept = (
-        _exchanged(part.reshape(how.expert, -1, part.shape[-1]), 0, 0) for part in (slots, gate, kept[:, None])
+        _exchanged(part.reshape(how.expert, -1, part.shape[-1])) for part in (slots, gate, kept[:, None])
     )
     slots = checkpoint_name(slots, "expert_in")
     slots, gate, kept = (_gathered(part, how, 0) for part in (slots, gate, kept))  # [tensor * expert, ...]
@@ -200,34 +215,39 @@ def _grouped_across(slots: Array, gate: Array, kept: Array, weights: ExpertWeigh
     ends = jnp.cumsum(kept[:, :, 0], axis=1)  # [sources, held]
     ids = (jnp.arange(room) >= ends[:, :, None]).sum(1, dtype=jnp.int32)  # [sources, room]
     rows = by_owner(ids.reshape(-1), how.held)
-    moves = Moves(rows.order, rows.rank[:, None])
-    slots, gate = (spread(part.reshape(sources * room, -1), moves) for part in (slots, gate))
+    slots, gate = (permuted(part.reshape(sources * room, -1), rows.order, rows.rank) for part in (slots, gate))
     out = grouped_ffn(slots, gate, rows.counts, weights, how)
-    out = _scattered(collect(out, moves).reshape(sources, room, -1), how, 0)
-    return _exchanged(out, 0, 0).reshape(how.expert * room, -1)
+    out = _scattered(permuted(out, rows.rank, rows.order).reshape(sources, room, -1), how, 0)
+    return _exchanged(out).reshape(how.expert * room, -1)
 
 
 def batched_ffn(slots: Array, gate: Array, weights: ExpertWeights, how: ExpertShape) -> Array:
     """slots [held, rows, d] through their experts, weighed by `gate` [held, rows, 1] -> [held, rows, d]."""
-    hidden = jnp.einsum("erd,edwf->erwf", slots, weights.gate_up)
+    hidden = jnp.einsum("erd,edf->erf", slots, _flat(weights.gate_up))
     act = _activated(checkpoint_name(hidden, "expert_gate_up"), gate, how)
-    out = jnp.einsum("erf,efd->erd", act, weights.down)
-    return checkpoint_name(out, "expert_out")
+    return checkpoint_name(jnp.einsum("erf,efd->erd", act, weights.down), "expert_out")
 
 
 def grouped_ffn(rows: Array, gate: Array, sizes: Array, weights: ExpertWeights, how: ExpertShape) -> Array:
     """rows [n, d], sorted by expert, through their experts, weighed by `gate` [n, 1] -> [n, d]; `sizes` [held] are the
     rows of each expert, and what comes after them is unspecified."""
-    held, d, wide, d_ff = weights.gate_up.shape
-    hidden = grouped_matmul(rows, weights.gate_up.reshape(held, d, wide * d_ff), sizes, how.kernel)
-    act = _activated(checkpoint_name(hidden, "expert_gate_up").reshape(-1, wide, d_ff), gate, how)
+    hidden = grouped_matmul(rows, _flat(weights.gate_up), sizes, how.kernel)
+    act = _activated(checkpoint_name(hidden, "expert_gate_up"), gate, how)
     return checkpoint_name(grouped_matmul(act, weights.down, sizes, how.kernel), "expert_out")
 
 
+def _flat(gate_up: Array) -> Array:
+    return gate_up.reshape(*gate_up.shape[:2], -1)
+
+
 def _activated(hidden: Array, gate: Array, how: ExpertShape) -> Array:
-    """SwiGLU of hidden [..., 2, d_ff] or GELU of [..., 1, d_ff], times the router's weight [..., 1], in float32."""
-    wide = hidden.astype(jnp.float32)
-    act = jax.nn.silu(wide[..., 0, :]) * wide[..., 1, :] if how.gated else jax.nn.gelu(wide[..., 0, :])
+    """SwiGLU of hidden [..., 2 * d_ff] or GELU of [..., d_ff], times the router's weight [..., 1], in float32."""
+    if how.gated:
+        # Cast after the halves are cut: cast whole, hidden would lie in memory in float32, too.
+        d_ff = hidden.shape[-1] // 2
+        act = jax.nn.silu(hidden[..., :d_ff].astype(jnp.float32)) * hidden[..., d_ff:].astype(jnp.float32)
+    else:
+        act = jax.nn.gelu(hidden.astype(jnp.float32))
     return checkpoint_name((act * gate).astype(hidden.dtype), "expert_act")
 
 
@@ -241,5 +261,6 @@ def _scattered(part: Array, how: ExpertShape, axis: int) -> Array:
     return lax.psum_scatter(part, "tensor", scatter_dimension=axis, tiled=True)
 
 
-def _exchanged(part: Array, split: int, concat: int) -> Array:
-    return lax.all_to_all(part, "expert", split_axis=split, concat_axis=concat, tiled=True)
+def _exchanged(part: Array) -> Array:
+    """part [expert, ...]: what is for each rank of the expert axis -> what each rank has sent."""
+    return lax.all_to_all(part, "expert", split_axis=0, concat_axis=0, tiled=True)

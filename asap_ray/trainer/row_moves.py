@@ -23,14 +23,17 @@ class Moves(NamedTuple):
 
 @jax.custom_vjp
 def spread(x: Array, moves: Moves) -> Array:
-    """x [rows, width] -> [slots, width]: each slot's row, zeros where it is empty."""
-    return _taken(x, moves.sources)
+    """x [rows, width] -> [slots, width]: each slot's row; an empty slot holds the last one (and must
+    weigh nothing in what follows, there and back: zeros would cost one more pass over all slots)."""
+    return x.at[jnp.minimum(moves.sources, len(x) - 1)].get(mode="promise_in_bounds")
 
 
 @jax.custom_vjp
 def collect(slots: Array, moves: Moves) -> Array:
-    """[slots, width] -> [rows, width]: the sum of each row's copies, added in float32; the transpose of `spread`."""
-    copies = _taken(slots, moves.places.T)  # [copies, rows, width]: summed over the outermost dimension
+    """[slots, width] -> [rows, width]: the sum of each row's copies, added in float32."""
+    places = moves.places.T[:, :, None]  # [copies, rows, 1]: summed over the outermost dimension
+    copies = slots.at[jnp.minimum(places[:, :, 0], len(slots) - 1)].get(mode="promise_in_bounds")
+    copies = jnp.where(places < len(slots), copies, 0)
     return copies[0] if len(copies) == 1 else copies.astype(jnp.float32).sum(0).astype(slots.dtype)
 
 
@@ -38,8 +41,16 @@ spread.defvjp(lambda x, moves: (spread(x, moves), moves), lambda moves, g: (coll
 collect.defvjp(lambda slots, moves: (collect(slots, moves), moves), lambda moves, g: (spread(g, moves), None))
 
 
-def _taken(x: Array, index: Array) -> Array:
-    return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
+@jax.custom_vjp
+def permuted(x: Array, order: Array, rank: Array) -> Array:
+    """x [rows, width] with row order[i] in place i; `rank` is the inverse of `order`."""
+    return x.at[order].get(mode="promise_in_bounds", unique_indices=True)
+
+
+permuted.defvjp(
+    lambda x, order, rank: (permuted(x, order, rank), (order, rank)),
+    lambda kept, g: (permuted(g, kept[1], kept[0]), None, None),
+)
 
 
 class Sorted(NamedTuple):
