@@ -45,10 +45,15 @@ class Block(nnx.Module):
             value = fill(whole, jnp.float32)
         return nnx.Param(value, spec=spec, layer_spec=PartitionSpec(*spec[len(stack[0]) :]))
 
-    def whole(self, weight: nnx.Param) -> jax.Array:
-        """A weight in the compute format, brought together over the axes that shard it beside tensor and pipeline."""
+    def whole(self, weight: nnx.Param, flat: bool = False) -> jax.Array:
+        """A weight in the compute format, brought together over the axes that shard it beside tensor and pipeline.
+
+        `flat` joins its last two dimensions while it is still a shard: TPUs tile these two, and would copy the whole.
+        """
         with jax.named_scope("gather"):
-            return gathered(weight[...].astype(self.spec.dtype), weight.layer_spec, self.spec.gathers)
+            shard = weight[...].astype(self.spec.dtype)
+            shard = shard.reshape(*shard.shape[:-2], -1) if flat else shard
+            return gathered(shard, weight.layer_spec, self.spec.gathers)
 
 
 class Norm(Block):

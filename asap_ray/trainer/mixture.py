@@ -8,6 +8,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from asap_ray.trainer.experts import ExpertShape, ExpertWeights, apply_experts
+from asap_ray.trainer.grouped import KERNELS
 from asap_ray.trainer.layers import Block, activated, matmul
 from asap_ray.trainer.spec import NotTrainedError, Spec
 
@@ -42,13 +43,14 @@ class Mixture(Block):
             capacity=spec.workload.expert_capacity,
             expert=spec.sizes["expert"],
             tensor=spec.sizes["tensor"],
+            kernel=KERNELS[spec.platform],
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         weights = ExpertWeights(
             router=self.whole(self.router),
-            gate_up=self.whole(self.gate_up),
+            gate_up=self.whole(self.gate_up, flat=True),
             down=self.whole(self.down),
             router_bias=None if self.router_bias is None else self.router_bias[...],
         )
