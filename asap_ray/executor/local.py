@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import process as processes
 from multiprocessing import resource_tracker
@@ -53,11 +53,26 @@ def run(jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
     if len(jobs) == 1 and jobs[0].timeout_s is None and not jobs[0].isolated:
         yield _inline(jobs[0])
         return
-    waiting, running = list(reversed(jobs)), list[_Running]()
+    waiting = iter(jobs)
+    yield from stream(lambda: next(waiting, None), workers)
+
+
+def stream(source: Callable[[], Job | None], workers: int) -> Iterator[Outcome]:
+    """As `run`, for jobs that are decided while others run: `source` is asked for one whenever there may be room.
+
+    It may have none (None) and be asked again when a job has ended; all is over where it has none and nothing runs.
+    """
+    held, running = None, list[_Running]()
     try:
-        while waiting or running:
-            while waiting and len(running) < max(workers, 1) and _has_room(waiting[-1], running):
-                running.append(_start(waiting.pop()))
+        while True:
+            while len(running) < max(workers, 1):
+                held = held or source()
+                if held is None or not _has_room(held, running):
+                    break
+                running.append(_start(held))
+                held = None
+            if not running:
+                return
             _wait(running)
             for each in list(running):
                 if outcome := _ended(each):
