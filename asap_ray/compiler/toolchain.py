@@ -15,6 +15,8 @@ PACKAGES = {
     "nvidia": ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
 }
 """What takes part in a compilation, by the chip's vendor."""
+TOO_OLD = ("v3",)
+HAVE_ONE = "TPUs from v4 on (v4, v5e, v5p, v6e, tpu7x) and NVIDIA GPUs from A100 on"
 EXTRAS = {"google": "tpu", "nvidia": "cuda"}
 _PACKAGE = Path(__file__).resolve().parent.parent
 TRAINER = ("trainer",)
@@ -23,8 +25,8 @@ LOWERING = ("compiler/lower.py", "compiler/topology.py", "compiler/cuda.py", "co
 
 def missing(chip: Chip) -> str:
     """Why no plan can be compiled for a chip on this machine, in one line; empty where it can be tried."""
-    if chip.vendor not in PACKAGES:
-        return f"hardware={chip.name}: no compiler for {chip.vendor} is known"
+    if chip.vendor not in PACKAGES or chip.name in TOO_OLD:
+        return f"hardware={chip.name} has no compiler that works without the chip; {HAVE_ONE} have one"
     lacking = [name for name in PACKAGES[chip.vendor] if not _version(name)]
     if not lacking:
         return ""
