@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from asap_ray.observation import Observation
 from asap_ray.physics.estimate import KERNEL_PARTS, Estimate
 
 THRESHOLDS: Mapping[str, float] = {
@@ -135,6 +136,71 @@ def _abstains(estimate: Estimate, bound: str, exposed: float) -> str | None:
     if bound == "host" and movable + launches < NOTHING_TO_GAIN * step:
         return f"{estimate.overhead_s:.3g} s of the step ({estimate.overhead_s / step:.0%}) are the same in every plan"
     return None
+
+
+def diagnose_observed(seen: Observation) -> Diagnosis:
+    """Diagnose what a profile shows, by the same thresholds as an estimate."""
+    step, seconds = seen.step_time_s, {**dict.fromkeys(THRESHOLDS, 0.0), **seen.resources}
+    wires = sum(each.seconds for each in seen.wires)
+    exposed = sum(each.exposed_s for each in seen.wires)
+    bound = _bound(seconds, exposed, step)
+    across = sum(each.seconds for each in seen.wires if each.level == "dcn")
+    busy = {"ici": wires - across, "dcn": across}
+    others = {name: max(value, busy.get(name, 0.0)) for name, value in seconds.items() if name != bound}
+    return Diagnosis(
+        bound=bound,
+        evidence=tuple(_seen(seen, wires, exposed)),
+        next_wall=max(others, key=lambda name: others[name]),
+        headroom=1.0 - seen.floor_s / step,
+        overlap=max(0.0, 1.0 - exposed / wires) if wires else None,
+        redundant=seen.recomputed + max(seen.surplus, 0.0),
+        abstains=_abstains_seen(seen, bound, exposed),
+    )
+
+
+def _seen(seen: Observation, wires: float, exposed: float) -> list[str]:
+    step = seen.step_time_s
+    kinds = ", ".join(f"{kind} {value:.3g} s ({value / step:.0%})" for kind, value in list(seen.seconds.items())[:5])
+    lines = [f"on the critical path: {kinds}", f"matrix units at {seen.mxu:.0%} of their peak, HBM at {seen.hbm:.0%}"]
+    if wires:
+        worst = ", ".join(f"{each.over} {each.exposed_s:.3g} s" for each in seen.wires[:3] if each.exposed_s > 0)
+        lines.append(
+            f"collectives {wires:.3g} s, of which {exposed:.3g} s ({exposed / step:.0%} of the step) do not hide"
+            + (f": {worst}" if worst else "")
+        )
+    lines.append(redundant_words(seen))
+    for each in seen.unpredicted:
+        lines.append(f"not predicted: {each.category} over {each.over}, {each.wire_bytes / 1e9:.3g} GB a device")
+    lines.append(place_words(seen))
+    lines += [f"not certain: {doubt}" for doubt in seen.doubts]
+    return lines
+
+
+def redundant_words(seen: Observation) -> str:
+    """The work that is done beyond the model's own, by what asked for it."""
+    policy = seen.policy_flops / seen.model_flops
+    words = f"recomputation {seen.recomputed:+.1%} FLOPs (the policy is priced at {policy:+.1%})"
+    kernels = f", kernels {seen.redone_flops / seen.model_flops:+.1%}" if seen.redone_flops else ""
+    return f"{words}{kernels}, all else {seen.surplus:+.1%} of the model's own"
+
+
+def place_words(seen: Observation) -> str:
+    """Where the step lies between its floor and the time with no overlap at all."""
+    where = (
+        f"{seen.place:.0%} of the way from the floor {seen.floor_s:.3g} s to no overlap at all {seen.serial_s:.3g} s"
+    )
+    return f"step {seen.step_time_s:.3g} s: {where}" + ("; above it something is sick" if seen.place > 1 else "")
+
+
+def _abstains_seen(seen: Observation, bound: str, exposed: float) -> str | None:
+    again = seen.recomputed + max(seen.surplus, 0.0)
+    movable = exposed + again / (1.0 + again) * seen.resources["compute"]
+    if bound != "compute" or movable >= NOTHING_TO_GAIN * seen.step_time_s:
+        return None
+    return (
+        f"exposed collectives and redundant work are {movable / seen.step_time_s:.1%} of the step: what is left above "
+        "the floor is how well kernels use the chip"
+    )
 
 
 def compare(estimate: Estimate, best: Estimate) -> str:

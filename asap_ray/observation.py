@@ -1,0 +1,264 @@
+"""What a profile shows of a step, whoever made it: a compiler's schedule today, a device's trace as well.
+
+- Ops are ranked by what they add to the step: the seconds in which nothing hides them.
+- An op's use of the matrix units and of HBM is its FLOPs and bytes over its own seconds at the datasheet's peaks.
+- Redundant work is what is done beyond the model's own FLOPs: what is marked as recomputed, held against what the
+  policy is priced to recompute; what kernels do once more inside themselves; and whatever else forward and backward do
+  too much, which nothing asked for.
+- A collective is predicted where its kind over its mesh axes belongs to how plans are executed (`expected`).
+- The step's place is 0 at its floor and 1 where nothing would overlap; above 1 it is sick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asap_ray.physics.estimate import Estimate
+from asap_ray.plan import AXES, Plan
+from asap_ray.problem import Problem
+from asap_ray.profile.table import COLLECTIVES, Op, Profile
+
+TOP = 10
+UNPREDICTED = 0.005
+"""Share of the bytes on wires above which collectives that nobody predicted are told."""
+SHARDING = frozenset(("fsdp", "context", "expert"))
+"""Axes over which dense weights are sharded, so that they are gathered and their gradients scattered there."""
+REPLICAS = frozenset(("data",))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostlyOp:
+    """Ops of one name and place: what they take of the step.
+
+    `seconds` are of all executions; of these `exposed_s` lie on the critical path, `share` of the step. `mxu` and `hbm`
+    are achieved over peak while they run.
+    """
+
+    name: str
+    category: str
+    phase: str
+    source: str
+    count: float
+    seconds: float
+    exposed_s: float
+    share: float
+    mxu: float
+    hbm: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """All collectives of one kind over the same mesh axes at one level of the network."""
+
+    category: str
+    axes: tuple[str, ...]
+    level: str
+    wire_bytes: float
+    seconds: float
+    exposed_s: float
+    predicted: bool
+
+    @property
+    def over(self) -> str:
+        """The axes in words."""
+        return "+".join(self.axes) or "unknown axes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What a profile shows of a step.
+
+    `seconds` shares the step among the kinds of op on its path, `resources` among what they wait for: the matrix units,
+    HBM, the links at either level, or nothing (`host`). `mxu` and `hbm` are achieved over peak. `flops` are of all
+    devices by phase, as a model's own are counted, `redone_flops` what kernels do besides; `model_flops` are the
+    model's own, and `policy_flops` what the recomputation policy is priced to add. `memory` is bytes of a device by
+    part, `buffers` the largest at the peak. `doubts` say what of the profile is not certain.
+    """
+
+    source: str
+    step_time_s: float
+    floor_s: float
+    serial_s: float
+    seconds: Mapping[str, float]
+    resources: Mapping[str, float]
+    mxu: float
+    hbm: float
+    top: tuple[CostlyOp, ...]
+    wires: tuple[Wire, ...]
+    flops: Mapping[str, float]
+    redone_flops: float
+    model_flops: float
+    policy_flops: float
+    memory: Mapping[str, float]
+    buffers: tuple[tuple[str, float], ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> float:
+        """Where the step lies between its floor (0) and its serial time (1)."""
+        return (self.step_time_s - self.floor_s) / max(self.serial_s - self.floor_s, 1e-12)
+
+    @property
+    def unpredicted(self) -> tuple[Wire, ...]:
+        """Collectives that nobody predicted and that matter."""
+        whole = sum(each.wire_bytes for each in self.wires)
+        return tuple(each for each in self.wires if not each.predicted and each.wire_bytes > UNPREDICTED * whole)
+
+    @property
+    def recomputed(self) -> float:
+        """FLOPs marked as recomputed, over the model's own."""
+        return self.flops.get("recompute", 0.0) / self.model_flops
+
+    @property
+    def surplus(self) -> float:
+        """FLOPs that are neither the model's own nor marked as recomputed, over the model's own."""
+        marked = self.flops.get("recompute", 0.0)
+        return (sum(self.flops.values()) - marked) / self.model_flops - 1.0
+
+
+def observe(profile: Profile, problem: Problem, estimate: Estimate, memory: Mapping[str, float]) -> Observation:
+    """What a profile shows of the step of a plan.
+
+    Args:
+        profile: of one device.
+        problem: what was profiled.
+        estimate: of the plan; its floor, serial time and policy are the measure.
+        memory: bytes of a device by part.
+    """
+    chip, step = problem.slice.chip, profile.step_time_s
+    peak = chip.peak_flops[_peak_of(problem, estimate.plan)] / chip.devices_per_chip
+    rates = (peak, chip.device_hbm_bytes_per_s)
+    own, devices = problem.workload.model_flops, problem.slice.devices
+    return Observation(
+        source=profile.source,
+        step_time_s=step,
+        floor_s=estimate.floor_s,
+        serial_s=estimate.serial_s,
+        seconds=_seconds(profile.ops, step),
+        resources=_resources(profile.ops, step, rates),
+        mxu=profile.mxu_use(peak),
+        hbm=profile.hbm_use(chip.device_hbm_bytes_per_s),
+        top=costly(profile.ops, step, rates),
+        wires=wires(profile.ops, estimate.plan),
+        flops={phase: devices * each for phase, each in profile.by("phase", "flops").items()},
+        redone_flops=devices * profile.total("redone_flops"),
+        model_flops=own,
+        policy_flops=estimate.redundant * own,
+        memory=dict(memory),
+        buffers=profile.largest,
+        doubts=profile.flags,
+    )
+
+
+def _peak_of(problem: Problem, plan: Plan) -> str:
+    return plan.precision if plan.precision in problem.slice.chip.peak_flops else "bf16"
+
+
+def _seconds(ops: Iterable[Op], step: float) -> dict[str, float]:
+    """The critical path by kind of op; what no op fills is idle."""
+    found: dict[str, float] = {}
+    for op in ops:
+        kind = "collectives" if op.category in COLLECTIVES else op.category
+        found[kind] = found.get(kind, 0.0) + op.exposed_s
+    idle = step - sum(found.values())
+    ranked = dict(sorted(found.items(), key=lambda pair: -pair[1]))
+    return ranked | ({"idle": idle} if idle > 1e-9 * step else {})
+
+
+def _resources(ops: Iterable[Op], step: float, rates: tuple[float, float]) -> dict[str, float]:
+    """The critical path by what it waits for: an op waits for HBM where it keeps that busier than the matrix units."""
+    found = dict.fromkeys(("compute", "hbm", "ici", "dcn", "host"), 0.0)
+    for op in ops:
+        if op.category in COLLECTIVES:
+            found[op.level if op.level in found else "ici"] += op.exposed_s
+        else:
+            found["hbm" if op.hbm_bytes / rates[1] > _work(op) / rates[0] else "compute"] += op.exposed_s
+    return found | {"host": max(step - sum(found.values()), 0.0)}
+
+
+def costly(ops: Iterable[Op], step: float, rates: tuple[float, float]) -> tuple[CostlyOp, ...]:
+    """The ops that add most to a step, those of one source line, category and phase together.
+
+    `rates` are the peaks of a device: FLOP/s and bytes/s of HBM.
+    """
+    groups: dict[tuple[str, str, str, tuple[str, ...]], list[Op]] = {}
+    for op in ops:
+        key = (op.source or op.name, op.category, op.phase, tuple(op.axes))
+        groups.setdefault(key, []).append(op)
+    found = [_costly(group, step, rates) for group in groups.values()]
+    return tuple(sorted(found, key=lambda each: (-each.exposed_s, each.name))[:TOP])
+
+
+def _costly(group: list[Op], step: float, rates: tuple[float, float]) -> CostlyOp:
+    first = max(group, key=lambda op: op.exposed_s)
+    seconds, exposed = sum(op.seconds for op in group), sum(op.exposed_s for op in group)
+    return CostlyOp(
+        name=first.name,
+        category=first.category,
+        phase=first.phase,
+        source=first.source,
+        count=sum(op.count for op in group),
+        seconds=seconds,
+        exposed_s=exposed,
+        share=exposed / step,
+        mxu=sum(map(_work, group)) / rates[0] / seconds if seconds else 0.0,
+        hbm=sum(op.hbm_bytes for op in group) / rates[1] / seconds if seconds else 0.0,
+    )
+
+
+def _work(op: Op) -> float:
+    return op.flops + op.redone_flops
+
+
+def wires(ops: Iterable[Op], plan: Plan) -> tuple[Wire, ...]:
+    """Collectives by kind, axes and level, the most exposed first."""
+    groups: dict[tuple[str, tuple[str, ...], str], list[Op]] = {}
+    for op in ops:
+        if op.category in COLLECTIVES:
+            axes = tuple(axis for axis in AXES if axis in op.axes)
+            groups.setdefault((op.category, axes, op.level), []).append(op)
+    found = [
+        Wire(
+            category=category,
+            axes=axes,
+            level=level,
+            wire_bytes=sum(op.wire_bytes for op in group),
+            seconds=sum(op.seconds for op in group),
+            exposed_s=sum(op.exposed_s for op in group),
+            predicted=expected(category, axes, plan),
+        )
+        for (category, axes, level), group in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.exposed_s, -each.wire_bytes, each.category, each.axes)))
+
+
+def expected(category: str, axes: tuple[str, ...], plan: Plan) -> bool:
+    """Whether the way in which plans are executed has such a collective.
+
+    Weights are gathered and gradients scattered over what shards them, with a sharded optimizer over the replicas too;
+    without one replicas sum gradients. Tensor ranks gather and scatter activations; tokens go to experts and back; keys
+    and values, and a pipeline's activations, go round. What is summed besides (norms, the loss, embeddings over stages)
+    is a few bytes: `UNPREDICTED` lets it pass.
+    """
+    over = frozenset(axes)
+    if not over:
+        return False
+    if category == "all_to_all":
+        return over == {"expert"}
+    if category == "all_reduce":
+        return plan.zero == 0 and over <= {"data", "pipeline"}
+    if category == "permute" and over == {"pipeline"}:
+        return True
+    # A compiler may turn a gather or scatter into steps round a ring.
+    return over == {"tensor"} or over <= (SHARDING | REPLICAS if plan.zero else SHARDING)
+
+
+def read_observation(fields: Mapping[str, Any]) -> Observation:
+    """An observation from plain values, as `dataclasses.asdict` and JSON leave it."""
+    top = tuple(CostlyOp(**each) for each in fields["top"])
+    found = tuple(Wire(**{**each, "axes": tuple(each["axes"])}) for each in fields["wires"])
+    buffers = tuple((str(name), float(size)) for name, size in fields["buffers"])
+    doubts = tuple(fields["doubts"])
+    return Observation(**{**fields, "top": top, "wires": found, "buffers": buffers, "doubts": doubts})
