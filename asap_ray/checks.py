@@ -6,6 +6,7 @@ by those who own them, before anything is printed.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
@@ -28,19 +29,19 @@ TASKS: Mapping[str, str] = MappingProxyType(
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": ("compare", "nightly", "export", "show", "launch", "doctor"),
-        "tiers": ("compile", "run", "command", "replay"),
+        "tiers": ("run", "command", "replay"),
         "agents": ("playbook", "llm", "policy"),
         "search": ("random", "gp", "cmaes", "nsga2", "qmc", "grid"),
     }
 )
 LATER_KEYS = (
     *("scenario", "compare.tables", "compare.seeds"),
-    *("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address"),
+    *("budget.trials", "budget.chip_hours", "ray.address"),
 )
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
-        "tiers": ("auto", "roofline"),
+        "tiers": ("auto", "roofline", "compile"),
         "agents": ("auto", "none"),
         "search": ("tpe",),
         "output": ("auto", "rich", "plain", "json"),
@@ -52,14 +53,18 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "workload.global_batch": (1, 2**24),
         "workload.seq_len": (1, 2**24),
+        "budget.compile": (1, 1000),
+        "compile.workers": (1, 256),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
     }
 )
 TEXTS = (
     *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
-    *("hardware.slices", "validate.tables", "calibrate.tables"),
+    *("hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla"),
 )
+COMPILING = ("budget.compile", "budget.minutes", "compile.workers", "compile.cache", "compile.timeout_s", "compile.xla")
+"""Keys that only the compile tier reads."""
 MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"
 
@@ -92,9 +97,7 @@ def check_later_keys(config: Config) -> None:
     """Keys that are promised but would do nothing today are refused rather than ignored."""
     for key in LATER_KEYS:
         if hasattr(config, key.split(".")[0]) and (given := value_at(config, key)) is not None:
-            raise ConfigError(
-                key, given, f"{NOT_YET}: the roofline prices the whole space and runs no trials; leave it out"
-            )
+            raise ConfigError(key, given, f"{NOT_YET}: plans are priced and compiled, and none is run; leave it out")
 
 
 def range_text(key: str) -> str:
@@ -162,6 +165,29 @@ def check_margin(config: Config) -> None:
         raise ConfigError("space.margin", config.space.margin, f"allowed: a share from 0 to {MOST_MARGIN}")
 
 
+def check_compile(config: Config) -> None:
+    """What only the compile tier reads needs that tier, and a task that compiles."""
+    if "compile" in config.tiers and config.task not in ("tune", "explain"):
+        raise ConfigError("tiers", "compile", f"for task=tune and task=explain; task={config.task} needs no compiler")
+    for key in ("budget.minutes", "compile.timeout_s"):
+        value = value_at(config, key)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(key, value, "a number above 0")
+    bundles = config.compile.xla
+    if not bundles:
+        raise ConfigError("compile.xla", "[]", "at least one bundle of conf/xla/, such as default")
+    if twice := next((name for name in bundles if bundles.count(name) > 1), None):
+        raise ConfigError("compile.xla", twice, "each bundle once")
+    plain = Config()
+    for key in COMPILING:
+        if (value := value_at(config, key)) == value_at(plain, key):
+            continue
+        if not config.compiles:
+            raise ConfigError(key, value, "only with the compile tier: tiers=[roofline,compile]")
+        if key.startswith("budget.") and config.task != "tune":
+            raise ConfigError(key, value, f"for task=tune; task={config.task} compiles one plan")
+
+
 def check_config_dir(config_dir: str | None) -> str | None:
     """The user's own folder of settings exists; checked before it is searched."""
     try:
@@ -206,6 +232,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_space,
     check_margin,
     check_tables,
+    check_compile,
     check_run_dir,
 )
 

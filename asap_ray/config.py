@@ -17,6 +17,8 @@ from typing import Any
 
 MODEL_FREE = ("validate", "calibrate")
 """Tasks that need neither a model nor hardware."""
+COMPILED = 6
+"""Plans that are compiled where the compile tier is asked for and no number is given."""
 LONGEST_LABEL = 120
 """Characters of a run directory's name before its hash; file systems allow 255 bytes."""
 
@@ -65,9 +67,34 @@ class BudgetConfig:
     """What a search may spend; null is no limit of its own."""
 
     trials: int | None = field(default=None, metadata=_help("trials at most"))
-    compile: int | None = field(default=None, metadata=_help("compilations at most"))
-    minutes: float | None = field(default=None, metadata=_help("wall-clock minutes at most"))
+    compile: int | None = field(
+        default=None,
+        metadata=_help(f"plans that a compiler is to take through; null is {COMPILED} where tiers has compile"),
+    )
+    minutes: float | None = field(
+        default=None, metadata=_help("wall-clock minutes after which nothing more is compiled; null is no limit")
+    )
     chip_hours: float | None = field(default=None, metadata=_help("chip hours at most"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileConfig:
+    """How plans are compiled."""
+
+    workers: int | None = field(
+        default=None, metadata=_help("compilations side by side; null is as many as cores and memory allow")
+    )
+    cache: str | None = field(
+        default=None,
+        metadata=_help("folder of finished compilations, shared by all runs; null is the user's own cache"),
+    )
+    timeout_s: float = field(default=900.0, metadata=_help("seconds after which a compilation is given up"))
+    xla: list[str] = field(
+        default_factory=lambda: ["default"],
+        metadata=_help(
+            "bundles of compiler flags of conf/xla/: plans are compiled with the first, the best two with each"
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +139,20 @@ class Config:
     baseline: str | None = field(
         default=None, metadata=_help("a plan in one line, or a file with one, to compare with")
     )
-    tiers: list[str] = field(default_factory=lambda: ["auto"], metadata=_help("where figures come from, cheap to dear"))
+    tiers: list[str] = field(
+        default_factory=lambda: ["auto"],
+        metadata=_help(
+            "where figures come from: with [roofline,compile] the chip's compiler takes the roofline's best; auto is "
+            "roofline, and compile too where budget.compile or budget.minutes is given"
+        ),
+    )
     agents: str = field(default="auto", metadata=_help("the brain that proposes plans"))
     search: str = field(
         default="tpe", metadata=_help("the sampler beside the brain; idle while the whole space can be priced")
     )
     space: SpaceConfig = field(default_factory=SpaceConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
@@ -136,6 +170,12 @@ class Config:
     config_dir: str | None = field(
         default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/")
     )
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the compile tier is asked for: by name, or with `auto` by a budget for it."""
+        budgeted = self.budget.compile is not None or self.budget.minutes is not None
+        return "compile" in self.tiers or ("auto" in self.tiers and budgeted)
 
     @property
     def model_name(self) -> str:
@@ -161,8 +201,8 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
     """Where a run goes that was not told: the same command has the same folder, and two that differ have two.
 
     `runs/<model>-<hardware>-<stack>`, and a hash of whatever else decides what is found, where any of it is given. What
-    only says how the answer is shown or reached (top, output, tiers, agents, search, budget) is not part of it, so that
-    a run can be taken up again with more of it.
+    only says how the answer is shown or reached (top, output, tiers, agents, search, budget, compile) is not part of
+    it, so that a run can be taken up again with more of it.
 
     Args:
         config: what was asked for.

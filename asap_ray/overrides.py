@@ -37,6 +37,7 @@ RAW_TEXT = (
     "baseline",
     "run_dir",
     "config_dir",
+    "compile.cache",
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
 WRAPPED = (
@@ -45,6 +46,7 @@ WRAPPED = (
     "space.numerics",
     "validate.tables",
     "calibrate.tables",
+    "compile.xla",
 )  # one item may be given without brackets
 MAX_WORD = 10_000
 

@@ -27,6 +27,7 @@ EXAMPLES = """\
   asap-ray +model=mixtral8x7b 'hardware=[v5p-128,h100x64]' workload.global_batch=512
   asap-ray +model.hf_config=config.json hardware=2xv5e-256 output=json
   asap-ray +model=llama70b 'space.fix={tensor: 4}' 'space.forbid=[{pipeline: 2}]'
+  asap-ray +model=llama70b tiers=[roofline,compile] budget.compile=4
   asap-ray task=explain +model=llama70b plan='fsdp=16 tensor=4 micro_batch=2 remat=full'
   asap-ray task=validate 'validate.tables=[mine.csv]' output=json"""
 

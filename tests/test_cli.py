@@ -62,9 +62,20 @@ MISTAKES = {
     ("task=validate", "validate.tables="): ("validate.tables=", "not empty"),
     ("task=validate", "validate.table=a.csv"): ("validate.table=a.csv", "did you mean validate.tables?"),
     (TINY, "+scenario=slow"): ("scenario=slow", "not part of this version"),
-    (TINY, "tiers=rofline"): ("tiers=rofline", "auto, roofline", "did you mean roofline?"),
-    (TINY, "tiers=[roofline,compile]"): ("tiers=compile", "not part of this version", "auto, roofline"),
-    (TINY, "tiers=[]"): ("tiers=[]", "at least one of: auto, roofline"),
+    (TINY, "tiers=rofline"): ("tiers=rofline", "auto, roofline, compile", "did you mean roofline?"),
+    (TINY, "tiers=[roofline,run]"): ("tiers=run", "not part of this version", "auto, roofline, compile"),
+    (TINY, "tiers=[]"): ("tiers=[]", "at least one of: auto, roofline, compile"),
+    ("task=validate", "tiers=compile"): ("tiers=compile", "for task=tune and task=explain"),
+    (TINY, "tiers=roofline", "budget.compile=3"): ("budget.compile=3", "tiers=[roofline,compile]"),
+    (TINY, "compile.workers=2"): ("compile.workers=2", "tiers=[roofline,compile]"),
+    (TINY, "compile.xla=[default,default]"): ("compile.xla=default", "each bundle once"),
+    (TINY, "tiers=compile", "compile.xla=[]"): ("compile.xla=[]", "at least one bundle"),
+    (TINY, "tiers=compile", "compile.timeout_s=0"): ("compile.timeout_s=0", "a number above 0"),
+    (TINY, "budget.minutes=nan"): ("budget.minutes=nan", "a number above 0"),
+    (TINY, "budget.minutes=soon"): ("budget.minutes=soon", "a number"),
+    (TINY, "budget.compile=0"): ("budget.compile=0", "a whole number from 1 to 1,000"),
+    (TINY, "tiers=compile", "compile.cache="): ("compile.cache=", "not empty"),
+    (TINY, "task=explain", "tiers=compile", "budget.compile=2"): ("budget.compile=2", "for task=tune"),
     (TINY, "tiers=null"): ("tiers=null", "a list"),
     (TINY, "agents=nobody"): ("agents=nobody", "auto, none"),
     (TINY, "agents=llm"): ("agents=llm", "not part of this version", "auto, none"),
@@ -160,7 +171,7 @@ def test_a_mistake_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None
         cwd=tmp_path,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "asap-ray: tiers=rofline: did you mean roofline? allowed: auto, roofline\n"
+    assert ended.stderr == "asap-ray: tiers=rofline: did you mean roofline? allowed: auto, roofline, compile\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -233,6 +244,21 @@ def test_nested_values_arrive_as_plain_data(configured) -> None:
     assert (config.space.numerics, config.tiers) == (["precision"], ["roofline"])
     assert (config.task, config.stack_name) == ("explain", "megatron")
     assert config.plan == "fsdp=16 tensor=4 layout=(x,y) remat=full"
+
+
+@pytest.mark.parametrize(
+    ("words", "compiles"),
+    [
+        ((), False),
+        (("tiers=roofline",), False),
+        (("tiers=[roofline,compile]",), True),
+        (("tiers=compile",), True),
+        (("budget.compile=2",), True),
+        (("budget.minutes=0.5",), True),
+    ],
+)
+def test_a_compiler_is_asked_where_it_is_named_or_has_a_budget(configured, words, compiles: bool) -> None:
+    assert configured(TINY, *words)[0].compiles is compiles
 
 
 def test_null_plan_stays_null(configured) -> None:

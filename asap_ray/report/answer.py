@@ -6,7 +6,7 @@ Plain values only. The task fills them, the report shows them; nothing in the re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,83 @@ if TYPE_CHECKING:
     from asap_ray.certificate import Certificate
     from asap_ray.diagnosis import Diagnosis
     from asap_ray.hardware import Slice
+    from asap_ray.observation import Observation
     from asap_ray.physics.estimate import Estimate
+    from asap_ray.plan import Plan
+    from asap_ray.tiers.compiled import Compiled
     from asap_ray.workload import Workload
 
 TRIAL_ENDS = ("complete", "pruned", "infeasible", "failed", "timeout")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """A plan that went to a compiler: for the slice named `where`, with a bundle of flags, and what the roofline had
+    said of it."""
+
+    where: str
+    bundle: str
+    roofline: Estimate
+    compiled: Compiled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilation:
+    """What a compiler said of the best plans of one slice.
+
+    `trials` are in the order in which they were known, those with the first bundle of flags (`base`) before the others.
+    `refused` counts plans of the shortlist that our trainer has no program for, by rule; `stopped` says why no more
+    were compiled. `observed` is what the best plan's program shows.
+    """
+
+    base: str
+    trials: tuple[Tried, ...]
+    refused: Mapping[str, int] = field(default_factory=dict)
+    stopped: str = ""
+    observed: Observation | None = None
+
+    @property
+    def ranked(self) -> tuple[Tried, ...]:
+        """The plans that compiled with the first bundle, fastest first."""
+        return tuple(sorted(self._complete(base=True), key=_step_of))
+
+    @property
+    def flagged(self) -> tuple[Tried, ...]:
+        """What compiled, or did not, with another bundle of flags."""
+        return tuple(each for each in self.trials if each.bundle != self.base)
+
+    @property
+    def unfinished(self) -> tuple[Tried, ...]:
+        """What did not compile with the first bundle."""
+        return tuple(each for each in self.trials if each.bundle == self.base and each.compiled.estimate is None)
+
+    @property
+    def best(self) -> Tried | None:
+        """The fastest of all bundles; of programs that are the same the one with the first bundle."""
+        return min(
+            self._complete(base=False), key=lambda each: (_step_of(each), each.bundle != self.base), default=None
+        )
+
+    def of(self, plan: Plan, bundle: str) -> Tried | None:
+        """What came of a plan with a bundle."""
+        return next((each for each in self.trials if (each.compiled.plan, each.bundle) == (plan, bundle)), None)
+
+    def no_op(self, tried: Tried) -> bool:
+        """Whether another bundle of flags has left the program as it was, instruction by instruction."""
+        base = self.of(tried.compiled.plan, self.base)
+        return base is not None and base is not tried and base.compiled.digest == tried.compiled.digest != ""
+
+    def _complete(self, *, base: bool) -> list[Tried]:
+        return [
+            each
+            for each in self.trials
+            if each.compiled.estimate is not None and (each.bundle == self.base or not base)
+        ]
+
+
+def _step_of(tried: Tried) -> float:
+    assert tried.compiled.estimate is not None
+    return tried.compiled.estimate.step_time_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +105,7 @@ class SliceAnswer:
 
     `sample` holds columns of up to a few thousand plans for the map of the space: step_time_s, floor_s, hbm_bytes,
     fits, remat, micro_batch and the six mesh axes, each of shape [plans]. `certificate` bounds how much faster than the
-    best another plan can be.
+    best another plan can be. All of these are the roofline's; `compilation` is what a compiler said then.
     """
 
     slice: Slice
@@ -46,11 +119,29 @@ class SliceAnswer:
     too_big: tuple[Estimate, ...] = ()
     sample: Mapping[str, np.ndarray] = field(default_factory=dict)
     certificate: Certificate | None = None
+    compilation: Compilation | None = None
+
+    @property
+    def priced(self) -> Estimate | None:
+        """The roofline's fastest plan that fits, where one does."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def compiled(self) -> Estimate | None:
+        """The compiler's fastest plan, where one has compiled."""
+        best = self.compilation.best if self.compilation else None
+        return best.compiled.estimate if best else None
 
     @property
     def best(self) -> Estimate | None:
-        """The fastest plan that fits, where one does."""
-        return self.ranked[0] if self.ranked else None
+        """The fastest plan that fits by the best evidence there is: the compiler's, or the roofline's."""
+        return self.compiled or next((each for each in self.ranked if self._may_fit(each.plan)), None)
+
+    def _may_fit(self, plan: Plan) -> bool:
+        """Whether no compiler has found that a plan does not fit, on whichever of its layouts."""
+        trials = self.compilation.trials if self.compilation else ()
+        too_big = {replace(each.compiled.plan, layout=()) for each in trials if each.compiled.status == "infeasible"}
+        return replace(plan, layout=()) not in too_big
 
     @property
     def usd_per_million_tokens(self) -> float | None:

@@ -19,7 +19,7 @@ NAMED = 6
 
 def certificate_facts(answer: SliceAnswer) -> list[tuple[str, str]]:
     """Both bounds and what would tighten them, one labelled sentence each; none where nothing fits."""
-    found, best = answer.certificate, answer.best
+    found, best = answer.certificate, answer.priced
     if found is None or best is None:
         return []
     if not found.untried:

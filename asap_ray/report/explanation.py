@@ -7,19 +7,26 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from asap_ray.report import sentences, units
+from asap_ray.report.compiled import tried_blocks
+from asap_ray.report.observed import observed_blocks
 from asap_ray.report.outline import Block, Grid
-from asap_ray.report.summary import estimate_fields, finite
+from asap_ray.report.summary import estimate_fields, finite, observed_fields, tried_fields
 
 if TYPE_CHECKING:
     from asap_ray.diagnosis import Diagnosis
     from asap_ray.hardware import Slice
+    from asap_ray.observation import Observation
     from asap_ray.physics.estimate import Estimate, Neighbour
+    from asap_ray.report.answer import Tried
     from asap_ray.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """A plan's estimate with its diagnosis and its neighbours; `chosen` says how the plan came to be explained."""
+    """A plan's estimate with its diagnosis and its neighbours; `chosen` says how the plan came to be explained.
+
+    `tried` and `observed` are what a compiler said of it and what its program shows, where one was asked.
+    """
 
     model: str
     stack: str
@@ -33,10 +40,12 @@ class Explanation:
     steps: tuple[Neighbour, ...]
     wall_s: float
     versions: Mapping[str, str]
+    tried: Tried | None = None
+    observed: Observation | None = None
 
 
-def blocks(told: Explanation, file: str) -> Iterator[Block]:
-    """The explanation in the order in which it is read; `file` is where it lies as JSON."""
+def blocks(told: Explanation) -> Iterator[Block]:
+    """What the roofline says of the plan, in the order in which it is read."""
     estimate, diagnosis = told.estimate, told.diagnosis
     yield _plan(told)
     yield _parts("Step time by part", estimate.time_parts, estimate.step_time_s, units.seconds)
@@ -53,7 +62,17 @@ def blocks(told: Explanation, file: str) -> Iterator[Block]:
         yield Block(title="Against the baseline", facts=_against(estimate, told.baseline))
     if told.steps:
         yield _steps(told)
-    yield Block(facts=(("file", file), ("note", "priced by the roofline; no trial stands behind these figures")))
+
+
+def closing(told: Explanation, file: str) -> Iterator[Block]:
+    """What a compiler said, where one was asked; then where all of it lies as JSON, and what it is worth."""
+    note = "priced by the roofline; no trial stands behind these figures"
+    if told.tried is not None:
+        yield from tried_blocks(told.stack, told.slice, told.tried)
+        note = sentences.COMPILED_ONLY
+    if told.observed is not None:
+        yield from observed_blocks(told.observed)
+    yield Block(facts=(("file", file), ("note", note)))
 
 
 def explanation_fields(told: Explanation) -> dict[str, Any]:
@@ -77,6 +96,8 @@ def explanation_fields(told: Explanation) -> dict[str, Any]:
             "flops_by_part": told.workload.flops_by_part(),
             "parameters": told.workload.architecture.parameters,
             "diagnosis": asdict(told.diagnosis),
+            "compiled": tried_fields(told.tried) if told.tried else None,
+            "observed": observed_fields(told.observed),
             "baseline": estimate_fields(told.baseline),
             "steps": [_step_fields(step) for step in told.steps],
             "wall_s": told.wall_s,

@@ -1,6 +1,7 @@
 """The ranked plans as files that other tools read: `leaderboard.csv`, `.json` and `.md`.
 
-One row a plan over all slices, fastest first; behind them, without a rank, the fastest plans that do not fit. A plan's
+One row a plan over all slices, those that were compiled before the others, each fastest first; behind them, without a
+rank, what could not be compiled and the fastest plans that do not fit. A plan's
 id is a hash of its line, the same in every run.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asap_ray.plan import AXES, KNOBS
 from asap_ray.report import units
-from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
+from asap_ray.report.answer import Answer, SliceAnswer, Tried, usd_per_million_tokens
 from asap_ray.report.summary import finite
 
 if TYPE_CHECKING:
@@ -30,17 +31,43 @@ def plan_id(plan: Plan) -> str:
 
 
 def records(answer: Answer) -> list[dict[str, Any]]:
-    """One flat record a plan, with units in the names of its figures; what is not known is None."""
-    fitting, missing = [], []
+    """One flat record a plan, with units in the names of its figures; what is not known is None.
+
+    Plans that were compiled come first, with the compiler's figures and, under `roofline_`, the roofline's; so a plan's
+    place rests on the best evidence there is for it. What a compiler could not compile has no place.
+    """
+    compiled, priced, missing = [], [], []
     for each in answer.slices:
-        reasons = dict(zip(range(len(each.ranked)), each.reasons, strict=False))
-        fitting += [_record(each, found, reasons.get(i)) for i, found in enumerate(each.ranked)]
+        told = dict(zip((priced.plan for priced in each.ranked), each.reasons, strict=False))
+        tried = {found.compiled.plan for found in each.compilation.trials} if each.compilation else set()
+        for found in each.compilation.trials if each.compilation else ():
+            record = _compiled_record(each, found, told.get(found.compiled.plan))
+            (compiled if found.compiled.estimate else missing).append(record)
+        priced += [_record(each, found, told.get(found.plan)) for found in each.ranked if found.plan not in tried]
         missing += [_record(each, found, None) for found in each.too_big]
-    fitting.sort(key=lambda record: record["step_time_s"])
-    missing.sort(key=lambda record: record["step_time_s"])
-    for rank, record in enumerate(fitting, start=1):
+    for records_ in (compiled, priced, missing):
+        records_.sort(key=lambda record: record["step_time_s"])
+    for rank, record in enumerate(compiled + priced, start=1):
         record["rank"] = rank
-    return finite(fitting + missing)
+    return finite(compiled + priced + missing)
+
+
+def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> dict[str, Any]:
+    found = tried.compiled
+    record = _record(answer, found.estimate or tried.roofline, reason)
+    if found.hbm_bytes is not None:
+        record |= {"hbm_bytes": found.hbm_bytes, "fits": found.status != "infeasible"}
+    return record | {
+        "compile": found.status,
+        "compile_bundle": tried.bundle,
+        "compile_reason": found.reason or None,
+        "compile_over_bytes": found.over_bytes,
+        "compile_took_s": sum(found.seconds.values()),
+        "compile_cached": found.cached,
+        "compiled_with": found.compiled_with,
+        "roofline_step_time_s": tried.roofline.step_time_s,
+        "roofline_hbm_bytes": tried.roofline.hbm_bytes,
+    }
 
 
 def _record(answer: SliceAnswer, found: Estimate, reason: str | None) -> dict[str, Any]:
@@ -87,20 +114,22 @@ def json_text(rows: list[dict[str, Any]]) -> str:
 
 def markdown_text(rows: list[dict[str, Any]]) -> str:
     """The records as a table for people: figures rounded, plans as code."""
-    header = ("rank", "id", "hardware", "step", "x floor", "MFU", "tokens/s", "$/Mtoken", "memory", "plan")
-    lines = ["| " + " | ".join(header) + " |", "|--:|" + "---|" * 2 + "--:|" * 6 + "---|"]
+    header = ("rank", "id", "hardware", "by", "step", "x floor", "MFU", "tokens/s", "$/Mtoken", "memory", "plan")
+    lines = ["| " + " | ".join(header) + " |", "|--:|" + "---|" * 3 + "--:|" * 6 + "---|"]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     memory = units.gigabytes(row["hbm_bytes"])
+    over = row.get("compile_over_bytes") or row["hbm_bytes"] - row["hbm_limit_bytes"]
     if not row["fits"]:
-        memory += f", {units.gigabytes(row['hbm_bytes'] - row['hbm_limit_bytes'])} too big"
+        memory += f", {units.gigabytes(over)} too big"
     return (
         str(row["rank"] or units.DASH),
         f"`{row['plan_id']}`",
         row["hardware"].replace("|", "\\|"),
+        row["source"] if row.get("compile", "complete") == "complete" else f"compile: {row['compile']}",
         units.seconds(row["step_time_s"]),
         f"{row['step_time_s'] / row['floor_s']:.2f}",
         units.percent(row["mfu"]),

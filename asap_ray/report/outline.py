@@ -47,14 +47,14 @@ def heading(model: str, workload: Workload, slices: tuple[Slice, ...]) -> Block:
     return Block(facts=tuple(facts))
 
 
-def outline(answer: Answer) -> Iterator[Block]:
-    """Everything below the heading, most important first."""
+def outline(answer: Answer, *, compiles: bool = False) -> Iterator[Block]:
+    """What the roofline said, most important first; `compiles` says that a compiler has the last word."""
     if len(answer.slices) > 1:
         yield ranking(answer)
     winner = answer.winner
     yield space(winner)
-    if winner.best is not None:
-        yield best(winner, winner.best, answer.baseline)
+    if winner.priced is not None:
+        yield best(winner, winner.priced, answer.baseline, " by the roofline" if compiles else "")
         yield why(winner)
     if len(winner.ranked) > 1:
         yield runners_up(winner)
@@ -64,12 +64,11 @@ def outline(answer: Answer) -> Iterator[Block]:
         yield too_big(winner)
     for other in answer.by_step_time[1:]:
         yield elsewhere(other)
-    yield closing(answer)
 
 
 def ranking(answer: Answer) -> Block:
     """Each slice's best plan, fastest first."""
-    header = ("#", "hardware", "chips", "step", "tokens/s", "per chip", "$/Mtoken", "memory")
+    header = ("#", "hardware", "chips", "step", "tokens/s", "per chip", "$/Mtoken", "memory", "by")
     rows = []
     for place, (fields, each) in enumerate(zip(hardware_ranking(answer), answer.by_step_time, strict=True), start=1):
         found = each.best
@@ -83,9 +82,13 @@ def ranking(answer: Answer) -> Block:
                 units.scaled(fields["tokens_per_s_per_chip"]),
                 units.dollars(fields["usd_per_million_tokens"]),
                 units.percent(found.hbm_bytes / found.hbm_limit_bytes) if found else units.DASH,
+                found.source if found else units.DASH,
             )
         )
-    return Block(title="Hardware, fastest step first", grid=Grid(header=header, rows=tuple(rows), words=("hardware",)))
+    if all(one.compiled is None for one in answer.slices):  # all are the roofline's then
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    grid = Grid(header=header, rows=tuple(rows), words=("hardware", "by"))
+    return Block(title="Hardware, fastest step first", grid=grid)
 
 
 def space(answer: SliceAnswer) -> Block:
@@ -96,12 +99,12 @@ def space(answer: SliceAnswer) -> Block:
     )
 
 
-def best(answer: SliceAnswer, found: Estimate, baseline: Estimate | None) -> Block:
-    """The best plan with its figures, and how it compares with the user's own."""
+def best(answer: SliceAnswer, found: Estimate, baseline: Estimate | None, source: str = "") -> Block:
+    """The best plan with its figures, and how it compares with the user's own; `source` ends its title."""
     where = answer.slice
     compared = (("baseline", sentences.baseline_line(baseline, found)),) if baseline else ()
     return Block(
-        title=f"Best plan on {where.name}",
+        title=f"Best plan on {where.name}{source}",
         strong=True,
         facts=(
             ("plan", found.plan.line),
@@ -155,16 +158,16 @@ def runners_up(answer: SliceAnswer) -> Block:
 
 def too_big(answer: SliceAnswer) -> Block:
     """The fastest plans that miss the memory, and by how much."""
-    header = ("step", "needs", "over by", "plan" if answer.best is None else "differs from the best in")
+    header = ("step", "needs", "over by", "plan" if answer.priced is None else "differs from the best in")
     rows = []
     for each in answer.too_big[:TOO_BIG_PLANS]:
         line = each.plan.line
-        if answer.best is not None:
-            line = " ".join(sentences.differences(each.plan, answer.best.plan))
+        if answer.priced is not None:
+            line = " ".join(sentences.differences(each.plan, answer.priced.plan))
         over = each.hbm_bytes - each.hbm_limit_bytes
         rows.append((units.seconds(each.step_time_s), units.gigabytes(each.hbm_bytes), units.gigabytes(over), line))
     limit = units.gigabytes(answer.too_big[0].hbm_limit_bytes)
-    faster = answer.best is not None and answer.too_big[0].step_time_s < answer.best.step_time_s
+    faster = answer.priced is not None and answer.too_big[0].step_time_s < answer.priced.step_time_s
     what = "Faster, nearest miss first, but too big for" if faster else "Fastest of what is too big for"
     title = f"{what} the {limit} allowed on a device"
     return Block(title=title, grid=Grid(header=header, rows=tuple(rows), words=header[-1:]))
@@ -173,10 +176,10 @@ def too_big(answer: SliceAnswer) -> Block:
 def elsewhere(answer: SliceAnswer) -> Block:
     """The best plan of a slice that is not the fastest, in short."""
     facts = [("plans", sentences.space_line(answer))]
-    if answer.best is None:
+    if answer.priced is None:
         facts += [("too big", f"the fastest plan is {sentences.over_line(each)}") for each in answer.too_big[:1]]
         return Block(title=f"No plan fits on {answer.slice.name}", facts=tuple(facts))
-    facts += [("plan", answer.best.plan.line), ("floor", sentences.floor_line(answer.best))]
+    facts += [("plan", answer.priced.plan.line), ("floor", sentences.floor_line(answer.priced))]
     facts += [("first", reason) for reason in answer.reasons[:1]]
     return Block(title=f"Best plan on {answer.slice.name}", facts=tuple(facts))
 
@@ -188,4 +191,6 @@ def closing(answer: Answer) -> Block:
     facts.append(("stopped", f"{answer.stop_reason} ({units.seconds(answer.wall_s)})"))
     if not any(answer.trials.values()):
         facts.append(("note", sentences.NO_TRIAL))
+    elif any(one.compiled for one in answer.slices):
+        facts.append(("note", sentences.COMPILED_ONLY))
     return Block(facts=tuple(facts))

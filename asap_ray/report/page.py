@@ -16,7 +16,9 @@ from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
 from asap_ray.report.bars import shown_parts
 from asap_ray.report.certified import certificate_facts, tighten_rows
 from asap_ray.report.charts import PICTURES, charts
+from asap_ray.report.compiled import slice_blocks
 from asap_ray.report.leaderboard import plan_id
+from asap_ray.report.observed import observed_blocks
 from asap_ray.report.outline import Grid, ranking
 from asap_ray.report.roofline_chart import roof_colours
 
@@ -42,7 +44,7 @@ def page(answer: Answer) -> str:
         title=f"{answer.model} on {', '.join(one.slice.name for one in slices)}",
         model=answer.model,
         workload=sentences.workload_line(answer.workload),
-        note=None if any(answer.trials.values()) else sentences.NO_TRIAL,
+        note=sentences.COMPILED_ONLY if any(one.compiled for one in slices) else sentences.NO_TRIAL,
         ranking=ranking(answer).grid if len(answer.slices) > 1 else None,
         sections=[section(answer, one, str(i), figures.keys()) for i, one in enumerate(slices)],
         provenance=provenance(answer),
@@ -64,6 +66,7 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
         "tighten": tighten(one),
         "space": sentences.space_line(one),
         "removed": removed(one),
+        "compiled": compiled(answer, one),
         "leaders": leaders(one),
         "too_big": too_big(one),
         "time_parts": shown_parts("time", one),
@@ -75,13 +78,18 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
 
 def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
     """Headline figures of the best plan: a name, the figure, and what to hold it against."""
-    best, where = answer.ranked[0], answer.slice
+    best, where = answer.best, answer.slice
+    assert best is not None
     low, high = best.interval_s
     price = where.chip.usd_per_chip_hour
     priced = f"at {units.dollars(price)} a chip-hour" if price else "no price given"
     used = f"{units.percent(best.hbm_bytes / best.hbm_limit_bytes)} of {units.gigabytes(best.hbm_limit_bytes)} allowed"
     return [
-        ("Step time", units.seconds(best.step_time_s), f"likely {units.seconds(low)} to {units.seconds(high)}"),
+        (
+            f"Step time, {best.source}",
+            units.seconds(best.step_time_s),
+            f"likely {units.seconds(low)} to {units.seconds(high)}",
+        ),
         ("MFU", units.percent(best.mfu), f"of {where.chip.name}'s bf16 datasheet peak"),
         ("Tokens/s", units.scaled(best.tokens_per_s), f"{units.scaled(best.tokens_per_s / where.chips)} a chip"),
         ("Floor", units.seconds(best.floor_s), f"step is {units.times(best.step_time_s / best.floor_s)} of it"),
@@ -90,14 +98,24 @@ def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
     ]
 
 
+def compiled(answer: Answer, one: SliceAnswer) -> list[dict[str, Any]]:
+    """What a compiler said of the best plans, as titled facts and tables; none where none was asked."""
+    if one.compilation is None:
+        return []
+    blocks = [*slice_blocks(answer, one, one.compilation)]
+    if one.compilation.observed is not None:
+        blocks += observed_blocks(one.compilation.observed)
+    return [{"title": each.title, "grid": each.grid, "facts": each.facts} for each in blocks]
+
+
 def why(answer: SliceAnswer, baseline: Estimate | None) -> list[tuple[str, list[str]]]:
-    """The diagnosis of the best plan and its gain over the user's own, as titled lists."""
+    """The roofline's diagnosis of its best plan and its gain over the user's own, as titled lists."""
     found = [("Why it is first", list(answer.reasons[:1]))]
     diagnosis = answer.diagnosis
-    if answer.best is not None:
+    if answer.priced is not None:
         if baseline is not None:
-            found.append(("Against the baseline", [sentences.baseline_line(baseline, answer.best)]))
-        found.append(("Busy, hidden or not", [sentences.busy_line(answer.best)]))
+            found.append(("Against the baseline", [sentences.baseline_line(baseline, answer.priced)]))
+        found.append(("Busy, hidden or not", [sentences.busy_line(answer.priced)]))
     if diagnosis is not None:
         found.append(("What bounds it", [sentences.bound_line(diagnosis)]))
         found.append(("Evidence", list(diagnosis.evidence)))
@@ -163,13 +181,17 @@ def provenance(answer: Answer) -> list[tuple[str, str]]:
         ("Stack", answer.stack),
         ("Seed", str(answer.seed)),
         ("Model's source", answer.workload.architecture.source),
-        ("Figures from", ", ".join(sorted({each.source for one in answer.slices for each in one.ranked}))),
+        ("Figures from", ", ".join(sorted({each.source for one in answer.slices for each in _shown(one)}))),
         ("Stopped because", answer.stop_reason),
         ("Took", units.seconds(answer.wall_s)),
         ("Run directory", str(answer.run_dir)),
         ("Versions", ", ".join(f"{name} {version}" for name, version in answer.versions.items())),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _shown(one: SliceAnswer) -> tuple[Estimate, ...]:
+    return (*one.ranked, *((one.compiled,) if one.compiled else ()))
 
 
 def _chips(answer: Answer) -> list[SliceAnswer]:

@@ -31,6 +31,12 @@ NO_TRIAL = (
 )
 
 
+COMPILED_ONLY = (
+    "No chip has run these plans: memory and operations are a compiler's for asap_ray's own trainer, and step times "
+    "are its estimate. Confirm the best few before relying on them."
+)
+
+
 def workload_line(workload: Workload) -> str:
     """Parameters, tokens and model FLOPs of one step."""
     model = workload.architecture

@@ -78,8 +78,8 @@ def _marks(answer: SliceAnswer) -> list[alt.Chart]:
             .mark_rule(color=LIMIT, strokeWidth=2, strokeDash=[5, 3])
             .encode(x="memory:Q", tooltip=alt.Tooltip("text:N", title="limit"))
         )
-    if answer.best is not None:
-        best = answer.best
+    if answer.priced is not None:
+        best = answer.priced
         star = [{"memory": best.hbm_bytes / 1e9, "step": best.step_time_s, "line": best.plan.line}]
         found.append(
             alt.Chart(alt.Data(values=finite(star)))

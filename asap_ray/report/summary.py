@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.diagnosis import diagnose_observed
+from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
 from asap_ray.report.certified import certificate_fields
 
 if TYPE_CHECKING:
+    from asap_ray.observation import Observation
     from asap_ray.physics.estimate import Estimate
 
 
 def summary(answer: Answer) -> dict[str, Any]:
     """The answer as a JSON object: `best`, `certificate` and `space` are those of the slice with the fastest step.
 
-    With more than one slice, `hardware_ranking` lists them all, fastest first.
+    With more than one slice, `hardware_ranking` lists them all, fastest first; where plans were compiled, `compilation`
+    has what came of each.
     """
     winner = answer.winner
     found: dict[str, Any] = {
@@ -44,6 +48,8 @@ def summary(answer: Answer) -> dict[str, Any]:
         "wall_s": answer.wall_s,
         "versions": dict(answer.versions),
     }
+    if winner.compilation is not None:
+        found["compilation"] = compilation_fields(winner.compilation)
     if len(answer.slices) > 1:
         found["hardware_ranking"] = hardware_ranking(answer)
     return finite(found)
@@ -77,6 +83,44 @@ def estimate_fields(estimate: Estimate | None) -> dict[str, Any] | None:
     }
 
 
+def compilation_fields(found: Compilation | None) -> dict[str, Any] | None:
+    """The compilations under the names of `summary.json`; None where nothing was to be compiled."""
+    if found is None:
+        return None
+    return {
+        "compiled_with": found.trials[0].compiled.compiled_with if found.trials else "",
+        "stopped": found.stopped,
+        "refused": dict(found.refused),
+        "observed": observed_fields(found.observed),
+        "plans": [tried_fields(each) | {"no_op": found.no_op(each)} for each in found.trials],
+    }
+
+
+def tried_fields(each: Tried) -> dict[str, Any]:
+    """How the compilation of a plan ended, beside what the roofline had said of it."""
+    return {
+        "bundle": each.bundle,
+        **each.compiled.as_dict(),
+        "interval_s": list(each.compiled.estimate.interval_s) if each.compiled.estimate else None,
+        "time_parts_s": dict(each.compiled.estimate.time_parts) if each.compiled.estimate else None,
+        "roofline": estimate_fields(each.roofline),
+    }
+
+
+def observed_fields(seen: Observation | None) -> dict[str, Any] | None:
+    """An observation as plain values, with its diagnosis; None where there is none."""
+    if seen is None:
+        return None
+    extra = {
+        "place": seen.place,
+        "recomputed": seen.recomputed,
+        "surplus": seen.surplus,
+        "unpredicted": [asdict(each) for each in seen.unpredicted],
+        "diagnosis": asdict(diagnose_observed(seen)),
+    }
+    return asdict(seen) | extra
+
+
 def space_fields(answer: SliceAnswer) -> dict[str, Any]:
     """How many plans there were, how many are legal, how many of those fit in memory, and how many each rule removed.
 
@@ -104,6 +148,7 @@ def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
             "devices": each.slice.devices,
             "best": estimate_fields(each.best),
             "certificate": certificate_fields(each.certificate),
+            **({"compilation": compilation_fields(each.compilation)} if each.compilation else {}),
             "tokens_per_s": throughput[i],
             "tokens_per_s_per_chip": each.best.tokens_per_s / each.slice.chips if each.best else None,
             "usd_per_million_tokens": cost[i],

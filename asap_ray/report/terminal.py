@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from asap_ray.errors import ConfigError, printable
 from asap_ray.report.answer import Answer
-from asap_ray.report.outline import Block, Grid, heading, outline
+from asap_ray.report.compiled import compiled_blocks
+from asap_ray.report.outline import Block, Grid, closing, heading, outline
 from asap_ray.report.summary import summary_line
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def takes_escapes(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
 
 
-def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False) -> None:
+def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False, priced: bool = False) -> None:
     """Print the answer.
 
     Args:
@@ -38,6 +39,7 @@ def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False
         output: `rich` (plain where the stream is no terminal), `plain`, or `json` (`summary.json` on one line).
         stream: where to, such as `sys.stdout`.
         announced: whether `announce` has printed the heading already.
+        priced: whether `show_priced` has printed what the roofline said already.
 
     Raises:
         ConfigError: `output` is none of the three.
@@ -49,7 +51,15 @@ def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False
         return
     if not announced:
         announce(answer.model, answer.workload, tuple(each.slice for each in answer.slices), output, stream)
-    print_blocks(outline(answer), output, stream)
+    compiles = any(one.compilation for one in answer.slices)
+    if not priced:
+        print_blocks(outline(answer, compiles=compiles), output, stream)
+    print_blocks([*compiled_blocks(answer), closing(answer)], output, stream)
+
+
+def show_priced(answer: Answer, output: str, stream: TextIO) -> None:
+    """Print what the roofline said, before a compiler has said more."""
+    print_blocks(outline(answer, compiles=True), output, stream)
 
 
 def announce(model: str, workload: Workload, slices: tuple[Slice, ...], output: str, stream: TextIO) -> None:

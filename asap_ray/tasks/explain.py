@@ -8,17 +8,22 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
 
 from asap_ray.config import Config
 from asap_ray.diagnosis import diagnose
 from asap_ray.errors import ConfigError
+from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
-from asap_ray.report.explanation import Explanation, blocks, explanation_fields
+from asap_ray.report.explanation import Explanation, blocks, closing, explanation_fields
 from asap_ray.report.files import write_whole
+from asap_ray.report.live import live
 from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.space import Space
 from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
+from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.running import (
     command_line,
     open_run,
@@ -33,6 +38,9 @@ from asap_ray.tasks.written import baseline_of, written_plan
 from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 
+if TYPE_CHECKING:
+    from asap_ray.tasks.compiling import Compilers
+
 
 def run(config: Config) -> int:
     """Run the task; returns the exit status.
@@ -45,6 +53,7 @@ def run(config: Config) -> int:
         raise ConfigError("hardware", config.hardware.slices, "one slice: task=explain takes one plan apart")
     setting = load(config)
     tier, space = setting.tiers[0], setting.spaces[0]
+    compiling = _compilers(config, setting)
     baseline = baseline_of(config, tier)
     output, stream = output_of(config)
     # As in task=tune: the heading of a large space comes first, else nothing is printed before all has gone well.
@@ -52,20 +61,49 @@ def run(config: Config) -> int:
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     told = _explanation(config, setting, baseline, started)
-    fields = explanation_fields(told)
     ledger = open_run(config)
     record.started(ledger, config, setting.workload, command_line(), versions())
     record.narrowed(ledger, space.narrowings)
+    if config.output != "json":
+        if not early:
+            announce(config.model_name, setting.workload, setting.slices, output, stream)
+        print_blocks([*blocks(told)], output, sys.stdout)
+    if compiling is not None:
+        told = _compiled(config, compiling, told, ledger, stream, started)
+    fields = explanation_fields(told)
     ledger.append("explained", {"plan": told.estimate.plan.line, **fields})
     text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
     write_files(config, lambda: write_whole(path, text))
     if config.output == "json":  # one line, as task=tune: the jobs of a sweep are one object a line
         sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
     else:
-        if not early:
-            announce(config.model_name, setting.workload, setting.slices, output, stream)
-        print_blocks([*blocks(told, str(path))], output, sys.stdout)
+        print_blocks([*closing(told, str(path))], output, sys.stdout)
     return 0
+
+
+def _compilers(config: Config, setting: Setting) -> Compilers | None:
+    if not config.compiles:
+        return None
+    from asap_ray.tasks.compiling import compilers  # compilers are looked up only where one is asked for
+
+    return compilers(config, setting)
+
+
+def _compiled(
+    config: Config, compiling: Compilers, told: Explanation, ledger: Ledger, stream: TextIO, started: float
+) -> Explanation:
+    """The explanation with what a compiler says of the plan, and what its program shows."""
+    from asap_ray.tasks.compiling import compile_one, observed, without_profile
+
+    with live(stream, sys.stderr, 1, compiling.base) as shown:
+        tried = compile_one(config, compiling, told.slice.name, told.estimate, Recorder(ledger, shown))
+    return replace(
+        told,
+        tried=without_profile(tried),
+        observed=observed(compiling, tried),
+        wall_s=time.monotonic() - started,
+        versions=versions(compiling=True),
+    )
 
 
 def _explanation(config: Config, setting: Setting, baseline: Estimate | None, started: float) -> Explanation:

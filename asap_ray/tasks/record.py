@@ -7,7 +7,7 @@ space: the chips and the model with all their figures, what was narrowed and why
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,14 @@ from asap_ray.errors import AsapError
 from asap_ray.hardware import Slice, make_slice
 from asap_ray.ledger import Ledger
 from asap_ray.narrowing import Narrowing
+from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
-from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.tiers.compiled import Compiled
 from asap_ray.workload import Workload
+
+COMPILED_FIELDS = frozenset(each.name for each in fields(Compiled))
 
 
 def started(ledger: Ledger, config: Config, workload: Workload, command: str, versions: Mapping[str, str]) -> None:
@@ -77,11 +81,38 @@ def certified(ledger: Ledger, where: str, certificate: Certificate) -> None:
     ledger.append("certificate", {"slice": where, "certificate": asdict(certificate)})
 
 
+def tried(ledger: Ledger, found: Tried) -> None:
+    """A plan has gone to a compiler: how that ended, beside what the roofline had said of it."""
+    estimate = found.compiled.estimate
+    fields = {
+        "slice": found.where,
+        "bundle": found.bundle,
+        "compiled": found.compiled.as_dict(),
+        "output": found.compiled.output,
+        "estimate": _estimate(estimate) if estimate else None,
+        "roofline": _estimate(found.roofline),
+    }
+    ledger.append("tried", fields)
+
+
+def compiled(ledger: Ledger, found: SliceAnswer) -> None:
+    """All compilations of a slice are done: why there are no more, and what the best plan's program shows."""
+    if told := found.compilation:
+        observed = asdict(told.observed) if told.observed else None
+        fields = {"base": told.base, "refused": dict(told.refused), "stopped": told.stopped, "observed": observed}
+        ledger.append("compiled", {"slice": found.slice.name, **fields})
+
+
 def answered(ledger: Ledger, answer: Answer) -> None:
     """The run has its answer."""
     best = answer.winner.best
     ended = {"wall_s": answer.wall_s, "stop_reason": answer.stop_reason, "trials": dict(answer.trials)}
-    ended |= {"resumed": answer.resumed, "agents": dict(answer.agents), "llm": dict(answer.llm)}
+    ended |= {
+        "versions": dict(answer.versions),
+        "resumed": answer.resumed,
+        "agents": dict(answer.agents),
+        "llm": dict(answer.llm),
+    }
     ledger.append("answer", {"slice": answer.winner.slice.name, "best": best.plan.line if best else None, **ended})
 
 
@@ -98,19 +129,43 @@ def answer_of(events: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
     start, run = events[first], events[first:]
     baseline = next((event["estimate"] for event in run if event["kind"] == "baseline"), None)
     certificates = {event["slice"]: event["certificate"] for event in run if event["kind"] == "certificate"}
+    trials = [_read_tried(event) for event in run if event["kind"] == "tried"]
+    compilations = {event["slice"]: _read_compilation(event, trials) for event in run if event["kind"] == "compiled"}
     job = {**start["workload"], "architecture": architecture_from_mapping(start["workload"]["architecture"])}
-    kept = ("wall_s", "stop_reason", "trials", "resumed", "agents", "llm")
+    kept = ("versions", "wall_s", "stop_reason", "trials", "resumed", "agents", "llm")
     return Answer(
-        **{name: start[name] for name in ("task", "model", "stack", "seed", "command", "versions")},
+        **{name: start[name] for name in ("task", "model", "stack", "seed", "command")},
         **{name: last[name] for name in kept},
         workload=Workload(**job),
-        slices=tuple(_slice_answer(event, certificates) for event in run if event["kind"] == "swept"),
+        slices=tuple(_slice_answer(event, certificates, compilations) for event in run if event["kind"] == "swept"),
         baseline=_read_estimate(baseline) if baseline else None,
         run_dir=run_dir,
     )
 
 
-def _slice_answer(event: Mapping[str, Any], certificates: Mapping[str, Any]) -> SliceAnswer:
+def _read_tried(event: Mapping[str, Any]) -> Tried:
+    estimate, told = event["estimate"], event["compiled"]
+    roofline = _read_estimate(event["roofline"])
+    given = {name: value for name, value in told.items() if name in COMPILED_FIELDS and name != "plan"}
+    found = Compiled(
+        **given,
+        plan=roofline.plan,
+        estimate=_read_estimate(estimate) if estimate else None,
+        output=event["output"],
+    )
+    return Tried(where=event["slice"], bundle=event["bundle"], roofline=roofline, compiled=found)
+
+
+def _read_compilation(event: Mapping[str, Any], trials: Iterable[Tried]) -> Compilation:
+    here = tuple(each for each in trials if each.where == event["slice"])
+    observed = read_observation(event["observed"]) if event["observed"] else None
+    given = {name: event[name] for name in ("base", "refused", "stopped")}
+    return Compilation(**given, trials=here, observed=observed)
+
+
+def _slice_answer(
+    event: Mapping[str, Any], certificates: Mapping[str, Any], compilations: Mapping[str, Compilation]
+) -> SliceAnswer:
     found, bounds = event["diagnosis"], certificates.get(event["slice"])
     return SliceAnswer(
         slice=_slice(event),
@@ -123,6 +178,7 @@ def _slice_answer(event: Mapping[str, Any], certificates: Mapping[str, Any]) -> 
         diagnosis=Diagnosis(**{**found, "evidence": tuple(found["evidence"])}) if found else None,
         too_big=tuple(map(_read_estimate, event["too_big"])),
         certificate=_read_certificate(bounds) if bounds else None,
+        compilation=compilations.get(event["slice"]),
     )
 
 

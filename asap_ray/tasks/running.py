@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from asap_ray.space import Space
 from asap_ray.tiers.protocol import Job, Tier
 from asap_ray.tiers.roofline import Roofline, Sweep
 
+COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 PRICED_AT_ONCE = 3_000_000
 """Plans that are priced before a reader wonders whether anything happens."""
 
@@ -35,9 +37,13 @@ def command_line() -> str:
     return shlex.join(["python", "-m", "asap_ray", *sys.argv[1:]])
 
 
-def versions() -> Mapping[str, str]:
-    """Versions that the figures depend on."""
-    return {"asap_ray": __version__, "python": platform.python_version(), "numpy": metadata.version("numpy")}
+def versions(*, compiling: bool = False) -> Mapping[str, str]:
+    """Versions that the figures depend on; with those of compilers that are installed where plans were compiled."""
+    found = {"asap_ray": __version__, "python": platform.python_version(), "numpy": metadata.version("numpy")}
+    for package in COMPILERS if compiling else ():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def takes_a_while(*spaces: Space) -> bool:

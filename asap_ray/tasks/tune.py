@@ -1,24 +1,31 @@
 """`task=tune`: price every legal plan of the workload on each slice and report the fastest that fits.
 
 With the roofline alone, tuning is an exact argmin: there is nothing to search for, and no trial behind the answer. The
-output says so.
+output says so. With the compile tier the roofline's answer is printed first; then its best few go through the chip's
+own compiler, which says what fits and re-ranks them.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
 
-from asap_ray.config import Config
+from asap_ray.config import COMPILED, Config
 from asap_ray.diagnosis import compare, diagnose
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
 from asap_ray.report.answer import Answer, SliceAnswer
 from asap_ray.report.files import write_report
-from asap_ray.report.terminal import announce, show
+from asap_ray.report.live import live
+from asap_ray.report.terminal import announce, show, show_priced
 from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
+from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.running import (
     command_line,
     open_run,
@@ -30,8 +37,12 @@ from asap_ray.tasks.running import (
     write_files,
 )
 from asap_ray.tasks.setting import Setting, load
+from asap_ray.tasks.shortlist import LENGTH
 from asap_ray.tasks.written import baseline_of
 from asap_ray.tiers.roofline import Roofline, Sweep
+
+if TYPE_CHECKING:
+    from asap_ray.tasks.compiling import Compilers
 
 STOP_REASON = "exact: the roofline priced every legal plan"
 
@@ -46,6 +57,7 @@ def run(config: Config) -> int:
     if config.plan is not None:
         raise ConfigError("plan", config.plan, "for task=explain only; task=tune is pinned by space.fix")
     setting = load(config)
+    compiling = _compilers(config, setting)
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
     # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
@@ -54,32 +66,79 @@ def run(config: Config) -> int:
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
-    slices = _swept(config, setting, baseline, ledger)
+    slices, ranked = _swept(config, setting, baseline, ledger)
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     answer = _answer(config, setting, slices, baseline, started)
+    if compiling is not None:
+        show_priced(answer, output, stream)
+        answer = _compiled(config, compiling, answer, ranked, ledger, stream, started)
     write_files(config, lambda: write_report(answer, config.run_path))
     record.answered(ledger, answer)
-    show(answer, "json" if config.output == "json" else output, sys.stdout, announced=True)
+    show(
+        answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=compiling is not None
+    )
     return 0
 
 
-def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger) -> tuple[SliceAnswer, ...]:
-    """What `sweep_slices` finds, with an event for all that happens."""
+def _compilers(config: Config, setting: Setting) -> Compilers | None:
+    if not config.compiles:
+        return None
+    from asap_ray.tasks.compiling import compilers  # compilers are looked up only where one is asked for
+
+    return compilers(config, setting)
+
+
+def _compiled(
+    config: Config,
+    compiling: Compilers,
+    answer: Answer,
+    ranked: Mapping[str, Sequence[Estimate]],
+    ledger: Ledger,
+    stream: TextIO,
+    started: float,
+) -> Answer:
+    """The answer with what compilers said of the best plans."""
+    from asap_ray.tasks.compiling import compile_ranked
+
+    wanted = config.budget.compile or COMPILED
+    with live(stream, sys.stderr, wanted, compiling.base) as shown:
+        slices = compile_ranked(config, compiling, answer.slices, ranked, Recorder(ledger, shown))
+    for each in slices:
+        record.compiled(ledger, each)
+    tried = [each for one in slices if one.compilation for each in one.compilation.trials]
+    trials = {**answer.trials, **Counter(each.compiled.status for each in tried)}
+    told = "; ".join(f"{one.slice.name}: {one.compilation.stopped}" for one in slices if one.compilation)
+    return replace(
+        answer,
+        slices=slices,
+        trials=trials,
+        resumed=any(each.compiled.cached for each in tried),
+        stop_reason=f"{STOP_REASON}; {told}",
+        wall_s=time.monotonic() - started,
+        versions=versions(compiling=True),
+    )
+
+
+def _swept(
+    config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger
+) -> tuple[tuple[SliceAnswer, ...], Mapping[str, Sequence[Estimate]]]:
+    """What `sweep_slices` finds, with an event for all that happens, and more of the ranked plans than answers show."""
     record.started(ledger, config, setting.workload, command_line(), versions())
     record.narrowed(ledger, setting.spaces[0].narrowings)
     if baseline is not None:
         record.compared(ledger, baseline)
     try:
-        slices = sweep_slices(config, setting)
+        sweeps = sweep_slices(config, setting)
     except AsapError as error:
         record.failed(ledger, error)
         raise
+    slices = tuple(slice_answer(tier, sweep, config.top) for tier, sweep in zip(setting.tiers, sweeps, strict=True))
     for found in slices:
         record.swept(ledger, found)
         if found.certificate is not None:
             record.certified(ledger, found.slice.name, found.certificate)
-    return slices
+    return slices, {found.slice.name: sweep.ranked for found, sweep in zip(slices, sweeps, strict=True)}
 
 
 def _answer(
@@ -101,7 +160,7 @@ def _answer(
     )
 
 
-def sweep_slices(config: Config, setting: Setting) -> tuple[SliceAnswer, ...]:
+def sweep_slices(config: Config, setting: Setting) -> tuple[Sweep, ...]:
     """Price each slice, several side by side on as many cores as there are.
 
     Raises:
@@ -109,27 +168,28 @@ def sweep_slices(config: Config, setting: Setting) -> tuple[SliceAnswer, ...]:
         DoesNotFitError: plans are legal but none fits.
     """
     pairs = list(zip(setting.tiers, setting.spaces, strict=True))
+    kept = max(config.top, LENGTH) if config.compiles else config.top
     if len(pairs) == 1:
-        sweeps = [swept(*pairs[0], config.top)]
+        sweeps = [swept(*pairs[0], kept)]
     else:
-        sweeps = results([tier.sweep_job(space, config.top) for tier, space in pairs])
-    answers = tuple(slice_answer(tier, sweep) for (tier, _), sweep in zip(pairs, sweeps, strict=True))
-    if not any(answer.ranked for answer in answers):
+        sweeps = results([tier.sweep_job(space, kept) for tier, space in pairs])
+    if not any(sweep.ranked for sweep in sweeps):
         raise explain_nothing(config, *pairs[0], sweeps[0])
-    return answers
+    return tuple(sweeps)
 
 
-def slice_answer(tier: Roofline, sweep: Sweep) -> SliceAnswer:
-    """A sweep with its reasons."""
-    best = sweep.ranked[0] if sweep.ranked else None
+def slice_answer(tier: Roofline, sweep: Sweep, top: int) -> SliceAnswer:
+    """A sweep with its reasons, and the first `top` of its ranked plans."""
+    ranked = sweep.ranked[:top]
+    best = ranked[0] if ranked else None
     return SliceAnswer(
         slice=tier.problem.slice,
         total=sweep.total,
         legal=sweep.legal,
         fitting=sweep.fitting,
         removed=sweep.removed,
-        ranked=sweep.ranked,
-        reasons=tuple(compare(estimate, best) for estimate in sweep.ranked) if best else (),
+        ranked=ranked,
+        reasons=tuple(compare(estimate, best) for estimate in ranked) if best else (),
         diagnosis=diagnose(best) if best else None,
         too_big=sweep.too_big,
         sample=sweep.sample,

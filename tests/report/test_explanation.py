@@ -13,7 +13,7 @@ import pytest
 from asap_ray.diagnosis import Diagnosis
 from asap_ray.physics.estimate import Neighbour
 from asap_ray.plan import Plan
-from asap_ray.report.explanation import Explanation, blocks, explanation_fields
+from asap_ray.report.explanation import Explanation, blocks, closing, explanation_fields
 from asap_ray.report.terminal import print_blocks
 
 LINE = "fsdp=16@4.4.1 tensor=4@1.1.4 micro_batch=2 accumulation=8 remat=full"
@@ -58,7 +58,7 @@ def made(factory: Any) -> Any:
 
 def text(told: Explanation) -> str:
     stream = io.StringIO()
-    print_blocks(blocks(told, "/runs/one/explanation.json"), "plain", stream)
+    print_blocks([*blocks(told), *closing(told, "/runs/one/explanation.json")], "plain", stream)
     return stream.getvalue()
 
 

@@ -1,0 +1,276 @@
+"""What a compiler said of the best plans, beside what the roofline had said, in words and tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from asap_ray.report import sentences, units
+from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.report.observed import observed_facts
+from asap_ray.report.outline import Block, Grid, ranking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asap_ray.hardware import Slice
+    from asap_ray.physics.estimate import Estimate
+
+TOLD = 0.02
+"""A part is named where it differs by at least this share of the whole."""
+STATE = ("weights", "optimizer")
+WORKING = "working memory"
+NOT_COMPILED: Mapping[str, str] = {
+    "complete": "no step time",
+    "infeasible": "does not fit",
+    "failed": "failed",
+    "timeout": "out of time",
+}
+
+
+def compiled_blocks(answer: Answer) -> Iterator[Block]:
+    """Everything a compiler said, slice by slice, fastest first; none where none was asked."""
+    if len(answer.slices) > 1 and any(one.compiled for one in answer.slices):
+        yield ranking(answer)
+    for one in answer.by_step_time:
+        if one.compilation is not None:
+            yield from slice_blocks(answer, one, one.compilation)
+
+
+def slice_blocks(answer: Answer, one: SliceAnswer, found: Compilation) -> Iterator[Block]:
+    """What a compiler said of the plans of one slice."""
+    if found.ranked:
+        yield Block(title=f"Compiled for {one.slice.name}", grid=compiled_grid(found))
+    if found.unfinished:
+        yield Block(title=f"Did not compile for {one.slice.name}", grid=unfinished_grid(found))
+    if found.flagged:
+        yield Block(title=f"Compiler flags on {one.slice.name}", grid=flags_grid(found))
+    seen = [*observed_facts(found.observed)] if found.observed else []
+    facts = [*best_facts(answer, one, found), *seen, *closing_facts(answer, found)]
+    title = (
+        f"Best plan on {one.slice.name}, by the compiler" if found.best else f"No plan compiled for {one.slice.name}"
+    )
+    yield Block(title=title, facts=tuple(facts), strong=found.best is not None)
+
+
+def compiled_grid(found: Compilation) -> Grid:
+    """The plans that compiled, fastest first, each figure beside the roofline's."""
+    header = ("#", "step", "likely", "roofline", "memory", "roofline", "took", "plan")
+    rows = tuple(
+        (str(place), *_times(each), *_memories(each), took(each), each.roofline.plan.line)
+        for place, each in enumerate(found.ranked, start=1)
+    )
+    return Grid(header=header, rows=rows, words=("plan",))
+
+
+def unfinished_grid(found: Compilation) -> Grid:
+    """The plans that did not compile: how each ended, and why in one line."""
+    header = ("ended", "took", "why", "plan")
+    rows = tuple(
+        (NOT_COMPILED[each.compiled.status], took(each), why(each), each.roofline.plan.line)
+        for each in found.unfinished
+    )
+    return Grid(header=header, rows=rows, words=("ended", "why", "plan"))
+
+
+def flags_grid(found: Compilation) -> Grid:
+    """What other bundles of flags made of the best plans."""
+    header = ("bundle", "on", "step", "change", "memory", "took", "what")
+    places = {each.compiled.plan: f"#{place}" for place, each in enumerate(found.ranked, start=1)}
+    rows = []
+    for each in found.flagged:
+        place = places.get(each.compiled.plan, "-")
+        rows.append((each.bundle, place, *_flagged(found, each), took(each), flag_words(found, each)))
+    return Grid(header=header, rows=tuple(rows), words=("bundle", "on", "what"))
+
+
+def _flagged(found: Compilation, each: Tried) -> tuple[str, str, str]:
+    base = found.of(each.compiled.plan, found.base)
+    now, before = each.compiled.estimate, base.compiled.estimate if base else None
+    if now is None:
+        return units.DASH, units.DASH, units.gigabytes(each.compiled.hbm_bytes)
+    change = f"{100 * (now.step_time_s / before.step_time_s - 1):+.1f}%" if before else units.DASH
+    return units.seconds(now.step_time_s), change, units.gigabytes(each.compiled.hbm_bytes)
+
+
+def flag_words(found: Compilation, each: Tried) -> str:
+    """What a bundle did: nothing, which part of the step it moved most, or why there is no program."""
+    base = found.of(each.compiled.plan, found.base)
+    now, before = each.compiled.estimate, base.compiled.estimate if base else None
+    if now is None:
+        return f"{NOT_COMPILED[each.compiled.status]}: {why(each)}"
+    if found.no_op(each):
+        return "no-op: the program is the same, instruction by instruction"
+    if before is None:
+        return "another program"
+    return difference(now.time_parts, before.time_parts, units.seconds) or "another program of the same step time"
+
+
+def best_facts(answer: Answer, one: SliceAnswer, found: Compilation) -> Iterator[tuple[str, str]]:
+    """The compiler's best plan, with what makes its figures differ from the roofline's."""
+    best = found.best
+    if best is None or best.compiled.estimate is None:
+        return
+    now = best.compiled.estimate
+    yield "plan", now.plan.line
+    if best.bundle != found.base:
+        yield "flags", f"bundle {best.bundle}"
+    yield from beside_facts(one.slice, now, best.roofline)
+    if one.priced is not None and one.priced.plan != now.plan:
+        yield "before", before_words(one.priced, now, found)
+    if answer.baseline is not None and one is answer.winner:
+        yield "baseline", f"not compiled; the roofline said {units.seconds(answer.baseline.step_time_s)}"
+    yield "cost", sentences.cost_line(one.slice, now)
+
+
+def beside_facts(where: Slice, now: Estimate, before: Estimate) -> Iterator[tuple[str, str]]:
+    """The compiler's figures of a plan beside the roofline's, with what makes them differ."""
+    yield "step", f"{sentences.step_line(now)}; the roofline said {units.seconds(before.step_time_s)}"
+    yield "differs", time_words(now, before)
+    yield "speed", sentences.speed_line(where, now)
+    yield "floor", sentences.floor_line(now)
+    yield "time", sentences.parts_line(now.time_parts, now.step_time_s)
+    yield "memory", f"{sentences.memory_line(where, now)}; the roofline said {units.gigabytes(before.hbm_bytes)}"
+    yield "differs", memory_words(now, before)
+
+
+def tried_blocks(stack: str, where: Slice, tried: Tried) -> Iterator[Block]:
+    """What a compiler said of one plan."""
+    now, facts = tried.compiled.estimate, []
+    if now is not None:
+        facts += beside_facts(where, now, tried.roofline)
+    else:
+        facts.append((NOT_COMPILED[tried.compiled.status], why(tried)))
+    facts += [("took", took(tried)), ("with", tried.compiled.compiled_with), ("evidence", evidence_words(stack))]
+    yield Block(title=f"Compiled for {where.name}", facts=tuple(facts), strong=True)
+
+
+def before_words(priced: Estimate, now: Estimate, found: Compilation) -> str:
+    """What became of the roofline's best plan."""
+    tried = found.of(priced.plan, found.base)
+    if tried is None:
+        return f"the roofline's best was not compiled: {priced.plan.line}"
+    if tried.compiled.estimate is None:
+        return f"the roofline's best {NOT_COMPILED[tried.compiled.status]}: {why(tried)}"
+    slower = tried.compiled.estimate.step_time_s / now.step_time_s - 1
+    place = 1 + [each.compiled.plan for each in found.ranked].index(priced.plan)
+    return f"the roofline's best is #{place} here, {100 * slower:+.1f}%: {priced.plan.line}"
+
+
+def closing_facts(answer: Answer, found: Compilation) -> Iterator[tuple[str, str]]:
+    """What was compiled with what, why no more, and what that is evidence for."""
+    told = found.trials[0].compiled.compiled_with if found.trials else ""
+    if told:
+        yield "with", told
+    if found.refused:
+        rules = ", ".join(f"{rule} {n}" for rule, n in sorted(found.refused.items(), key=lambda pair: -pair[1]))
+        yield "passed by", f"plans that our trainer has no program for, by rule: {rules}"
+    if found.trials:
+        yield "took", took_words(found.trials)
+    yield "stopped", found.stopped
+    yield "evidence", evidence_words(answer.stack)
+
+
+def took_words(trials: Sequence[Tried]) -> str:
+    """What compilations took, and how many were made before."""
+    spent = [sum(each.compiled.seconds.values()) for each in trials if each.compiled.seconds]
+    cached = sum(each.compiled.cached for each in trials)
+    median = f"median {units.seconds(statistics.median(spent))} a compilation, " if spent else ""
+    return f"{median}{len(trials)} in all, {cached} of them from the cache"
+
+
+def evidence_words(stack: str) -> str:
+    """What a compilation of our trainer's program says of a stack, and what it does not."""
+    ours = "memory and operations are the compiler's own for asap_ray's trainer; times are its estimate, no chip ran"
+    if stack == "ours":
+        return ours
+    return f"{ours}. No evidence for {stack}'s own kernels and sharding"
+
+
+def time_words(now: Estimate, before: Estimate) -> str:
+    """How the compiler's step differs from the roofline's, and in which parts."""
+    return _difference_words(now.step_time_s, before.step_time_s, now.time_parts, before.time_parts, units.seconds)
+
+
+def memory_words(now: Estimate, before: Estimate) -> str:
+    """How the compiler's memory differs from the roofline's: in the state, or in what comes and goes."""
+    told = _difference_words(
+        now.hbm_bytes, before.hbm_bytes, _held(now.memory_parts), _held(before.memory_parts), units.gigabytes
+    )
+    coming = {name: value for name, value in before.memory_parts.items() if name not in STATE}
+    largest = sorted(coming, key=lambda name: -coming[name])[:3]
+    named = ", ".join(f"{name} {units.gigabytes(coming[name])}" for name in largest if coming[name] > 0)
+    return f"{told}; the roofline's working memory is mostly {named}" if WORKING in told and named else told
+
+
+def _held(parts: Mapping[str, float]) -> dict[str, float]:
+    """Memory as both know it. A compiler does not tell activations from gradients: all that is not state is one."""
+    state = {name: value for name, value in parts.items() if name in STATE}
+    return {**state, WORKING: sum(parts.values()) - sum(state.values())}
+
+
+def _difference_words(
+    now: float,
+    before: float,
+    now_parts: Mapping[str, float],
+    before_parts: Mapping[str, float],
+    show: Callable[[float], str],
+) -> str:
+    parts = difference(now_parts, before_parts, show)
+    head = f"{_signed(now - before, show)} ({100 * (now / before - 1):+.1f}%)"
+    return f"{head}: {parts}" if parts else f"{head}, no part by more than {TOLD:.0%} of it"
+
+
+def difference(now: Mapping[str, float], before: Mapping[str, float], show: Callable[[float], str]) -> str:
+    """The parts that differ most, largest first, and all others together; empty where none does."""
+    names = list(dict.fromkeys((*now, *before)))
+    change = {name: now.get(name, 0.0) - before.get(name, 0.0) for name in names}
+    least = TOLD * max(sum(now.values()), sum(before.values()))
+    told = sorted((name for name in names if abs(change[name]) >= least), key=lambda name: -abs(change[name]))
+    rest = sum(change[name] for name in names if name not in told)
+    words = [f"{name} {_signed(change[name], show)}" for name in told]
+    if words and abs(rest) >= least / 4:
+        words.append(f"all else {_signed(rest, show)}")
+    return ", ".join(words)
+
+
+def _signed(value: float, show: Callable[[float], str]) -> str:
+    return f"{'-' if value < 0 else '+'}{show(abs(value))}"
+
+
+def _times(each: Tried) -> tuple[str, str, str]:
+    found = each.compiled.estimate
+    assert found is not None
+    low, high = found.interval_s
+    change = 100 * (found.step_time_s / each.roofline.step_time_s - 1)
+    return (
+        units.seconds(found.step_time_s),
+        f"{units.seconds(low)} to {units.seconds(high)}",
+        f"{units.seconds(each.roofline.step_time_s)} ({change:+.1f}%)",
+    )
+
+
+def _memories(each: Tried) -> tuple[str, str]:
+    now, before = each.compiled.hbm_bytes, each.roofline.hbm_bytes
+    change = f" ({100 * (now / before - 1):+.1f}%)" if now else ""
+    return units.gigabytes(now), f"{units.gigabytes(before)}{change}"
+
+
+def took(each: Tried) -> str:
+    """What a compilation took; one that was made before cost nothing now."""
+    spent = units.seconds(sum(each.compiled.seconds.values())) if each.compiled.seconds else units.DASH
+    return f"cached, {spent}" if each.compiled.cached else spent
+
+
+def why(each: Tried) -> str:
+    """The reason for an end, on one line; of a plan that does not fit, how much is missing."""
+    found = each.compiled
+    if found.status == "infeasible" and found.over_bytes:
+        roofline = units.gigabytes(each.roofline.hbm_bytes)
+        return (
+            f"{units.gigabytes(found.over_bytes)} over, needs {units.gigabytes(found.hbm_bytes)} (roofline {roofline})"
+        )
+    if found.status == "complete":
+        return f"it needs {units.gigabytes(found.hbm_bytes)}, but no step time could be read from its program"
+    return " ".join(found.reason.split())

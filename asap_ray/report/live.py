@@ -1,0 +1,100 @@
+"""What happens while plans compile: a line for each that ended, and on a terminal what compiles now, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from asap_ray.errors import printable
+from asap_ray.report import units
+from asap_ray.report.answer import Tried
+from asap_ray.report.compiled import NOT_COMPILED, took, why
+from asap_ray.report.terminal import takes_escapes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from asap_ray.physics.estimate import Estimate
+
+
+class Live:
+    """Shows compilations: `lines` takes a line for each that ended, `bar` what runs (None where no bar is shown)."""
+
+    def __init__(self, lines: TextIO, wanted: int, base: str, bar: Progress | None = None) -> None:
+        """Show `wanted` compilations; those with another bundle of flags than `base` are named by it."""
+        self._lines, self._wanted, self._base, self._bar = lines, wanted, base, bar
+        self._running: dict[tuple[str, str, str], TaskID] = {}
+        self._compiled, self._best_s = 0, float("inf")
+        self._whole = bar.add_task(self._summary(), total=wanted) if bar else None
+
+    def started(self, where: str, bundle: str, estimate: Estimate) -> None:
+        """A plan begins to compile."""
+        if self._bar:
+            flags = "" if bundle == self._base else f" ({bundle})"
+            words = printable(f"  {where}{flags} {estimate.plan.line}")
+            self._running[where, bundle, estimate.plan.line] = self._bar.add_task(words, total=None)
+
+    def ended(self, tried: Tried) -> None:
+        """A compilation ended."""
+        found = tried.compiled
+        if found.estimate:
+            self._compiled += tried.bundle == self._base
+            self._best_s = min(self._best_s, found.estimate.step_time_s)
+        self._print(self._line(tried))
+        if self._bar and self._whole is not None:
+            if (task := self._running.pop((tried.where, tried.bundle, found.plan.line), None)) is not None:
+                self._bar.remove_task(task)
+            self._bar.update(self._whole, completed=self._compiled, description=self._summary())
+
+    def _line(self, tried: Tried) -> str:
+        found = tried.compiled
+        flags = "" if tried.bundle == self._base else f"bundle {tried.bundle} "
+        head = f"  {tried.where} {flags}{took(tried)}: "
+        if found.estimate is None:
+            return f"{head}{NOT_COMPILED[found.status]}, {why(tried)}; {found.plan.line}"
+        now, before = found.estimate.step_time_s, tried.roofline.step_time_s
+        step = f"{units.seconds(now)} ({100 * (now / before - 1):+.1f}%)"
+        memory = units.gigabytes(found.hbm_bytes)
+        return f"{head}step {step}, {memory}, best so far {units.seconds(self._best_s)}; {found.plan.line}"
+
+    def _summary(self) -> str:
+        best = f", best so far {units.seconds(self._best_s)}" if self._compiled else ""
+        return f"compiled {self._compiled} of {self._wanted}{best}"
+
+    def _print(self, line: str) -> None:
+        text = printable(line)
+        if self._bar and takes_escapes(self._lines):
+            self._bar.console.print(text, markup=False, highlight=False, emoji=False)
+            return
+        encoding = getattr(self._lines, "encoding", None) or "utf-8"
+        self._lines.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        self._lines.flush()
+
+
+@contextmanager
+def live(lines: TextIO, moving: TextIO, wanted: int, base: str) -> Iterator[Live]:
+    """Show compilations while they run.
+
+    Args:
+        lines: where a line for each outcome goes.
+        moving: where what runs is shown, if it is a terminal that takes escape codes; nothing of it is left behind.
+        wanted: how many plans are to compile.
+        base: the bundle of flags with which they all compile.
+    """
+    if not takes_escapes(moving):
+        yield Live(lines, wanted, base)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(file=moving),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        yield Live(lines, wanted, base, bar)

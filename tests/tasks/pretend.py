@@ -1,0 +1,103 @@
+"""A compile tier that compiles nothing, with what each plan comes to set by the test, and an executor beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from asap_ray.compiler import toolchain
+from asap_ray.physics.calibration import Calibration
+from asap_ray.physics.estimate import Estimate
+from asap_ray.plan import Plan
+from asap_ray.problem import Problem
+from asap_ray.tiers.compile import CompileOptions
+from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.protocol import Job, Outcome
+from asap_ray.tiers.roofline import Roofline
+
+WITH = "ours@12345678, jax 0.10.2, libtpu 0.0.42"
+Verdict = Callable[[Plan, Mapping[str, str]], Mapping[str, Any]]
+
+
+def slower(plan: Plan, flags: Mapping[str, str]) -> Mapping[str, Any]:
+    """Every plan fits and takes a tenth longer than the roofline says."""
+    return {"step": 1.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretend:
+    """Stands for `Compile`; `verdict` says of a plan and flags what differs from a plan that compiles as priced."""
+
+    problem: Problem
+    calibration: Calibration
+    options: CompileOptions = field(default_factory=CompileOptions)
+    verdict: ClassVar[Verdict] = staticmethod(slower)
+    cache: ClassVar[dict[Any, Compiled]] = {}
+    lacking: ClassVar[str] = ""
+    compiled: ClassVar[list[str]] = []
+
+    @property
+    def missing(self) -> str:
+        chip = self.problem.slice.chip
+        return self.lacking or (toolchain.missing(chip) if chip.vendor == "amd" or chip.name == "v3" else "")
+
+    def known(self, plan: Plan) -> Compiled | None:
+        found = self.cache.get(self._key(plan))
+        return replace(found, cached=True) if found else None
+
+    def job(self, plan: Plan) -> Job:
+        return Job(name=plan.line, work=self._compile, arguments=(plan,), timeout_s=self.options.timeout_s)
+
+    def read(self, outcome: Outcome) -> Compiled:
+        return outcome.value
+
+    def _key(self, plan: Plan) -> Any:
+        return self.problem.slice.name, plan, tuple(sorted(self.options.flags.items()))
+
+    def _compile(self, plan: Plan) -> Compiled:
+        self.compiled.append(plan.line)
+        told = dict(type(self).verdict(plan, self.options.flags))
+        scale, memory, status = told.pop("step", 1.0), told.pop("memory", 1.0), told.get("status", "complete")
+        priced = Roofline(problem=self.problem, calibration=self.calibration).estimates([plan])[0]
+        needed = memory * priced.hbm_bytes
+        made = Compiled(
+            plan=plan,
+            status="complete",
+            hbm_bytes=needed,
+            limit_bytes=priced.hbm_limit_bytes,
+            estimate=_scaled(priced, scale, memory) if status == "complete" else None,
+            memory_parts={name: memory * value for name, value in priced.memory_parts.items()},
+            seconds={"lower": 5.0, "compile": 30.0},
+            compiled_with=WITH,
+            digest=f"{plan.line} {told.pop('program', sorted(self.options.flags))}",
+        )
+        made = replace(made, **told)
+        if made.status in ("complete", "infeasible"):
+            self.cache[self._key(plan)] = made
+        return made
+
+
+def _scaled(priced: Estimate, scale: float, memory: float) -> Estimate:
+    step = scale * priced.step_time_s
+    return replace(
+        priced,
+        step_time_s=step,
+        interval_s=(0.8 * step, 1.2 * step),
+        time_parts={name: scale * value for name, value in priced.time_parts.items()},
+        hbm_bytes=memory * priced.hbm_bytes,
+        memory_parts={name: memory * value for name, value in priced.memory_parts.items()},
+        source="compile",
+    )
+
+
+def at_once(source: Callable[[], Job | None], workers: int) -> Iterator[Outcome]:
+    """Stands for `local.stream`: runs as many as there are workers, and ends the last one first."""
+    running: list[Job] = []
+    while True:
+        while len(running) < workers and (job := source()):
+            running.append(job)
+        if not running:
+            return
+        job = running.pop()
+        yield Outcome(job=job, status="complete", value=job.work(*job.arguments))
