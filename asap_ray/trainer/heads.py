@@ -24,12 +24,11 @@ class SelfAttention(Block):
         a, d = spec.workload.architecture.attention, spec.workload.architecture.d_model
         assert isinstance(a, Attention)
         self.query = self.weight(rngs, (d, a.heads, a.head_dim), ("embed", "heads", None))
-        self.key_value = self.weight(rngs, (d, 2, a.kv_heads, a.head_dim), ("embed", None, "heads", None))
+        self.key = self.weight(rngs, (d, a.kv_heads, a.head_dim), ("embed", "heads", None))
+        self.value = self.weight(rngs, (d, a.kv_heads, a.head_dim), ("embed", "heads", None))
         self.out = self.weight(rngs, (a.heads, a.head_dim, d), ("heads", None, "embed"), scale=a.head_dim**-0.5)
-        self.query_bias = self.weight(rngs, (a.heads, a.head_dim), ("heads", None), jnp.zeros) if a.qkv_bias else None
-        self.key_value_bias = (
-            self.weight(rngs, (2, a.kv_heads, a.head_dim), (None, "heads", None), jnp.zeros) if a.qkv_bias else None
-        )
+        biased = (a.heads, a.kv_heads, a.kv_heads) if a.qkv_bias else ()
+        self.biases = nnx.List([self.weight(rngs, (n, a.head_dim), ("heads", None), jnp.zeros) for n in biased])
         self.out_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if a.out_bias else None
         self.sinks = self.weight(rngs, (a.heads,), ("heads",), jnp.zeros) if a.sinks else None
         spans = a.qk_norm and a.qk_norm_span == "all"
@@ -42,11 +41,9 @@ class SelfAttention(Block):
     def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         x = gather_sequence(x, self.spec)
-        q = matmul(x, self.whole(self.query), self.spec)
-        kv = matmul(x, self.whole(self.key_value), self.spec)
-        if self.query_bias is not None and self.key_value_bias is not None:
-            q, kv = q + self.query_bias[...].astype(q.dtype), kv + self.key_value_bias[...].astype(kv.dtype)
-        k, v = kv[:, :, 0], kv[:, :, 1]
+        q, k, v = (matmul(x, self.whole(w), self.spec) for w in (self.query, self.key, self.value))
+        if self.biases:
+            q, k, v = (y + bias[...].astype(y.dtype) for y, bias in zip((q, k, v), self.biases, strict=True))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self._normed(self.query_norm, q), self._normed(self.key_norm, k)
         if not self.spec.workload.architecture.learned_positions:

@@ -128,24 +128,24 @@ class FeedForward(Block):
     def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs, width: int, gated: bool, bias: bool) -> None:
         """A block of this width."""
         super().__init__(spec, stacked)
-        d, wide = spec.workload.architecture.d_model, 2 if gated else 1
-        self.gate_up = self.weight(rngs, (d, wide, width), ("embed", None, "mlp"))
+        d = spec.workload.architecture.d_model
+        self.ups = nnx.List([self.weight(rngs, (d, width), ("embed", "mlp")) for _ in range(1 + gated)])
         self.down = self.weight(rngs, (width, d), ("mlp", "embed"))
-        self.up_bias = self.weight(rngs, (wide, width), (None, "mlp"), jnp.zeros) if bias else None
+        self.up_biases = nnx.List([self.weight(rngs, (width,), ("mlp",), jnp.zeros) for _ in range(1 + gated) if bias])
         self.down_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         with jax.named_scope("mlp"):
             x = gather_sequence(x, self.spec)
-            h = matmul(x, self.whole(self.gate_up), self.spec)
-            if self.up_bias is not None:
-                h = h + self.up_bias[...].astype(h.dtype)
-            h = activated(checkpoint_name(h, "gate_up"))
+            hidden = [matmul(x, self.whole(up), self.spec) for up in self.ups]
+            if self.up_biases:
+                hidden = [h + bias[...].astype(h.dtype) for h, bias in zip(hidden, self.up_biases, strict=True)]
+            h = activated(*(checkpoint_name(h, "gate_up") for h in hidden))
             y = scatter_sequence(matmul(checkpoint_name(h, "act"), self.whole(self.down), self.spec), self.spec)
             return y if self.down_bias is None else y + self.down_bias[...].astype(y.dtype)
 
 
-def activated(h: jax.Array) -> jax.Array:
-    """silu(gate) * up of h [..., 2, width], or gelu of h [..., 1, width]."""
-    return jax.nn.silu(h[..., 0, :]) * h[..., 1, :] if h.shape[-2] == 2 else jax.nn.gelu(h[..., 0, :])
+def activated(*hidden: jax.Array) -> jax.Array:
+    """silu(gate) * up of two arrays [..., width], or the gelu of one."""
+    return jax.nn.silu(hidden[0]) * hidden[1] if len(hidden) == 2 else jax.nn.gelu(hidden[0])

@@ -33,7 +33,7 @@ class Mixture(Block):
             rngs, (e.experts, e.d_ff, d), ("experts", "mlp", "expert_embed"), scale=(e.experts / e.d_ff) ** 0.5
         )
         width = e.shared * e.d_ff
-        self.shared_up = self.weight(rngs, (d, wide, width), ("embed", None, "mlp")) if width else None
+        self.shared_ups = nnx.List([self.weight(rngs, (d, width), ("embed", "mlp")) for _ in range(wide) if width])
         self.shared_down = self.weight(rngs, (width, d), ("mlp", "embed")) if width else None
         self.shared_gate = self.weight(rngs, (d, 1), ("embed", None)) if e.shared_gate else None
         self.how = ExpertShape(
@@ -55,12 +55,12 @@ class Mixture(Block):
             router_bias=None if self.router_bias is None else self.router_bias[...],
         )
         with jax.named_scope("experts"):
-            return apply_experts(x, weights, self.how, None if self.shared_up is None else self._shared)[0]
+            return apply_experts(x, weights, self.how, self._shared if self.shared_ups else None)[0]
 
     def _shared(self, tokens: jax.Array) -> jax.Array:
-        assert self.shared_up is not None
         assert self.shared_down is not None
-        h = activated(checkpoint_name(matmul(tokens, self.whole(self.shared_up), self.spec), "gate_up"))
+        hidden = [matmul(tokens, self.whole(up), self.spec) for up in self.shared_ups]
+        h = activated(*(checkpoint_name(h, "gate_up") for h in hidden))
         y = matmul(checkpoint_name(h, "act"), self.whole(self.shared_down), self.spec)
         if self.shared_gate is None:
             return y
