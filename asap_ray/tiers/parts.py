@@ -34,6 +34,8 @@ def part_of(category: str, phase: str, axes: tuple[str, ...]) -> str:
     """
     if category in COLLECTIVES:
         return _traffic(category, axes)
+    if category == "other":  # the host's part, which no unit of the device works on
+        return "host"
     if phase == "optimizer":
         return "optimizer"
     if phase == "recompute":

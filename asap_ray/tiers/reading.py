@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from asap_ray.compiler import toolchain
+from asap_ray.compiler.hlo import HloError, parse
 from asap_ray.compiler.request import Build
+from asap_ray.compiler.timeline import profile_of
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.profile.table import Profile
 from asap_ray.tiers.compiled import Compiled
 from asap_ray.tiers.parts import time_parts
 from asap_ray.tiers.roofline import Roofline
@@ -64,7 +66,10 @@ class Reader:
     def _within(self, told: Compiled, build: Build) -> Compiled:
         """A program that was made; whether it fits is left to us where the compiler knows no limit."""
         needed, limit = told.hbm_bytes or 0.0, told.limit_bytes or 0.0
-        profile = self._profile(told.plan, build)
+        try:
+            profile = self._profile(told, build)
+        except HloError as error:  # a compiler may write what no reader knows yet; its memory holds all the same
+            profile, told = None, replace(told, reason=f"its program cannot be read: {error}")
         told = replace(told, profile=profile)
         if needed > limit and self.problem.slice.chip.kind != "tpu":
             reason = f"it needs {needed / 1e9:.2f} GB of the {limit / 1e9:.2f} GB that a device has for it"
@@ -73,11 +78,15 @@ class Reader:
             return told
         return replace(told, estimate=self.estimate(told, profile))
 
-    def _profile(self, plan: Plan, build: Build) -> Any:
-        """The profile of a program; None until there is a reader of its text."""
-        return None
+    def _profile(self, told: Compiled, build: Build) -> Profile:
+        """The profile of a program.
 
-    def estimate(self, told: Compiled, profile: Any) -> Estimate:
+        Raises:
+            HloError: its text cannot be read.
+        """
+        return profile_of(parse(build.text), self.problem, told.plan, self.calibration, told.memory_parts)
+
+    def estimate(self, told: Compiled, profile: Profile) -> Estimate:
         """What the compiler says of a plan, beside what physics alone can: its floor and its serial time."""
         problem, step = self.problem, float(profile.step_time_s)
         priced = Roofline(problem=problem, calibration=self.calibration).estimates([told.plan])[0]
