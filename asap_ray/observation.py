@@ -160,7 +160,7 @@ def _seconds(ops: Iterable[Op], step: float) -> dict[str, float]:
     """The critical path by kind of op; what no op fills is idle."""
     found: dict[str, float] = {}
     for op in ops:
-        kind = "collectives" if op.category in COLLECTIVES else op.category
+        kind = "collectives" if op.category in COLLECTIVES else "host" if _waits(op) else op.category
         found[kind] = found.get(kind, 0.0) + op.exposed_s
     idle = step - sum(found.values())
     ranked = dict(sorted(found.items(), key=lambda pair: -pair[1]))
@@ -173,9 +173,16 @@ def _resources(ops: Iterable[Op], step: float, rates: tuple[float, float]) -> di
     for op in ops:
         if op.category in COLLECTIVES:
             found[op.level if op.level in found else "ici"] += op.exposed_s
+        elif _waits(op):
+            found["host"] += op.exposed_s
         else:
             found["hbm" if op.hbm_bytes / rates[1] > _work(op) / rates[0] else "compute"] += op.exposed_s
-    return found | {"host": max(step - sum(found.values()), 0.0)}
+    return found | {"host": found["host"] + max(step - sum(found.values()), 0.0)}
+
+
+def _waits(op: Op) -> bool:
+    """Whether the device does nothing in it: what a host needs to launch a step is an op as well."""
+    return op.category == "other" and not (op.flops or op.hbm_bytes)
 
 
 def costly(ops: Iterable[Op], step: float, rates: tuple[float, float]) -> tuple[CostlyOp, ...]:

@@ -175,3 +175,10 @@ def test_an_observation_survives_json() -> None:
     )
     assert read_observation(json.loads(json.dumps(asdict(found)))) == found
     assert "not certain: a loop's bound is not known" in diagnose_observed(found).evidence
+
+
+def test_what_the_host_needs_is_no_work_of_the_device() -> None:
+    found = seen(op("matmul", 5.0, flops=own_flops(1.0)), op("other", 1.0, name="dispatch", phase="other"))
+    assert found.seconds == pytest.approx({"matmul": 5.0, "host": 1.0})
+    assert found.resources["host"] == pytest.approx(1.0)
+    assert diagnose_observed(found).bound == "host"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from asap_ray.tiers.compiled import Compiled
     from asap_ray.workload import Workload
 
+CORES = "cores"
+"""Among the seconds of a compilation: those of all cores together, which is no step of it."""
 TRIAL_ENDS = ("complete", "pruned", "infeasible", "failed", "timeout")
 
 
@@ -34,6 +36,12 @@ class Tried:
     bundle: str
     roofline: Estimate
     compiled: Compiled
+
+    @property
+    def took_s(self) -> float | None:
+        """What the compilation took when it was made, in seconds; None where that is not known."""
+        steps = [value for name, value in self.compiled.seconds.items() if name != CORES]
+        return sum(steps) if steps else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -174,7 +174,7 @@ def closing_facts(answer: Answer, found: Compilation) -> Iterator[tuple[str, str
 
 def took_words(trials: Sequence[Tried]) -> str:
     """What compilations took, and how many were made before."""
-    spent = [sum(each.compiled.seconds.values()) for each in trials if each.compiled.seconds]
+    spent = [each.took_s for each in trials if each.took_s is not None]
     cached = sum(each.compiled.cached for each in trials)
     median = f"median {units.seconds(statistics.median(spent))} a compilation, " if spent else ""
     return f"{median}{len(trials)} in all, {cached} of them from the cache"
@@ -259,18 +259,18 @@ def _memories(each: Tried) -> tuple[str, str]:
 
 def took(each: Tried) -> str:
     """What a compilation took; one that was made before cost nothing now."""
-    spent = units.seconds(sum(each.compiled.seconds.values())) if each.compiled.seconds else units.DASH
+    spent = units.seconds(each.took_s)
     return f"cached, {spent}" if each.compiled.cached else spent
 
 
 def why(each: Tried) -> str:
     """The reason for an end, on one line; of a plan that does not fit, how much is missing."""
-    found = each.compiled
+    found, reason = each.compiled, " ".join(each.compiled.reason.split())
     if found.status == "infeasible" and found.over_bytes:
         roofline = units.gigabytes(each.roofline.hbm_bytes)
         return (
             f"{units.gigabytes(found.over_bytes)} over, needs {units.gigabytes(found.hbm_bytes)} (roofline {roofline})"
         )
     if found.status == "complete":
-        return f"it needs {units.gigabytes(found.hbm_bytes)}, but no step time could be read from its program"
-    return " ".join(found.reason.split())
+        return f"it needs {units.gigabytes(found.hbm_bytes)}; {reason or 'no step time is known'}"
+    return reason

@@ -62,7 +62,7 @@ def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> d
         "compile_bundle": tried.bundle,
         "compile_reason": found.reason or None,
         "compile_over_bytes": found.over_bytes,
-        "compile_took_s": sum(found.seconds.values()),
+        "compile_took_s": tried.took_s,
         "compile_cached": found.cached,
         "compiled_with": found.compiled_with,
         "roofline_step_time_s": tried.roofline.step_time_s,
