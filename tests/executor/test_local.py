@@ -244,3 +244,31 @@ def test_a_job_that_something_else_reaped_is_told_and_never_signalled(monkeypatc
     outcome = only(local.run([job(chores.leave, 7)], 1))
     assert (outcome.status, outcome.reason) == ("failed", "its process ended with no result; its status is lost")
     assert signalled == [], "its number may be another's by now"
+
+
+class TestStream:
+    def test_a_job_may_be_decided_by_how_another_ended(self) -> None:
+        waiting, seen = [job(chores.add, 1, 1, name="first")], []
+
+        def source() -> Job | None:
+            return waiting.pop() if waiting else None
+
+        for outcome in local.stream(source, 2):
+            seen.append((outcome.job.name, outcome.value))
+            if len(seen) == 1:
+                waiting.append(job(chores.add, outcome.value, 1, name="second"))
+        assert seen == [("first", 2), ("second", 3)]
+
+    def test_a_job_is_decided_no_sooner_than_it_can_start(self) -> None:
+        ended, asked = list[str](), list[int]()
+
+        def source() -> Job | None:
+            asked.append(len(ended))
+            return job(chores.add, 1, 1, name=str(len(asked))) if len(asked) < 4 else None
+
+        for outcome in local.stream(source, 1):
+            ended.append(outcome.job.name)
+        assert asked == [0, 1, 2, 3]
+
+    def test_a_source_with_nothing_ends_it(self) -> None:
+        assert list(local.stream(lambda: None, 3)) == []
