@@ -107,11 +107,13 @@ def _grouped_matmul(given: list[Array], call: Instruction) -> KernelWork:
 
 
 def _attention(blocks: list[Array], call: Instruction, workload: Workload | None, context: int) -> KernelWork:
-    """q [.., s, qk], k [.., t, qk], v [.., t, v], then whatever else a pass takes."""
+    """q [.., s, qk], k [.., t, qk], v [.., t, v], then whatever else a pass takes; in cuDNN's s precedes the heads."""
     q, k, v = blocks[:3]
-    rows, wide_qk, wide_v = math.prod(q.dims[:-2]), q.dims[-1], v.dims[-1]
+    length = -3 if "__cudnn" in target(call) else -2
+    queries, keys, wide_qk, wide_v = q.dims[length], k.dims[length], q.dims[-1], v.dims[-1]
+    rows = math.prod(q.dims[:-1]) // queries
     made = [array for array in call.arrays if len(array.dims) >= 3 and array.elements >= k.elements]
-    each = 2.0 * rows * _pairs(call, q.dims[-2], k.dims[-2], workload, context)
+    each = 2.0 * rows * _pairs(call, queries, keys, workload, context)
     name = f"{call.name} {call.op_name.rsplit('/', 2)[0]}"
     if not re.search(r"dq|dkv|bwd|backward|Backward", call.name + target(call)) and not re.search(r"dq|dkv|bwd", name):
         return KernelWork(category="attention", flops=each * (wide_qk + wide_v))

@@ -41,6 +41,10 @@ class Mask:
         first = beside - self.window + 1 if self.window else np.zeros(queries, np.int64)
         return int(np.maximum(np.minimum(last, keys - 1) - np.maximum(first, 0) + 1, 0).sum())
 
+    def scope(self, queries: int, keys: int) -> str:
+        """A name for the scope of a kernel's call, by which a reader of the HLO knows what the mask leaves."""
+        return f"pairs={self.pairs(queries, keys)}"
+
 
 def near(ahead: jax.Array, mask: Mask) -> jax.Array:
     """Which keys are seen, by how far each lies ahead of its query."""

@@ -36,7 +36,7 @@ def forward(
     """Output and log-sum-exp of one block; see `Kernel`."""
     if first is not None or not fits(q, k, v, mask):
         return unfused.forward(q, k, v, mask, scale, first)
-    with jax.named_scope(_work(q, k, v, mask, matmuls=(1, 1))):
+    with jax.named_scope(mask.scope(q.shape[2], k.shape[2])):
         out, lse = cudnn._dot_product_attention_fwd_p.bind(
             *_sequence_major(q, k, v), *_absent(7), **_settings(mask, scale), is_training=True
         )
@@ -49,7 +49,7 @@ def backward(
     """Gradients of q, k and v of one block; see `Kernel`. cuDNN sums out × gradient itself."""
     if first is not None or not fits(q, k, v, mask):
         return unfused.backward(q, k, v, rows, mask, scale, first)
-    with jax.named_scope(_work(q, k, v, mask, matmuls=(3, 2))):
+    with jax.named_scope(mask.scope(q.shape[2], k.shape[2])):
         out, gradient = _sequence_major(rows.out, rows.gradient)
         dq, dk, dv = cudnn._dot_product_attention_bwd_p.bind(
             *_sequence_major(q, k, v), *_absent(7), rows.lse, out, gradient, **_settings(mask, scale)
@@ -77,11 +77,6 @@ def _settings(mask: Mask, scale: float) -> dict[str, Any]:
         "layout": cudnn.AttentionLayout.BTNH.value,
         "sliding_window_length": mask.window or None,
     }
-
-
-def _work(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, matmuls: tuple[int, int]) -> str:
-    width = matmuls[0] * q.shape[3] + matmuls[1] * v.shape[3]
-    return f"attention_flops={2 * q.shape[0] * q.shape[1] * mask.pairs(q.shape[2], k.shape[2]) * width}"
 
 
 KERNEL = Kernel(forward, backward)

@@ -1,8 +1,8 @@
 """Say what a Pallas kernel costs where its library does not: to the compiler's scheduler, and to a reader of the HLO.
 
 XLA schedules a custom call as if it took no time unless it carries a cost, and then hides no transfer behind it. The
-cost is what the kernel executes, masked parts of its tiles included. The name of each call's scope says how many FLOPs
-of it the model asked for: `.../attention_flops=1073741824/...`.
+cost is what the kernel executes, masked parts of its tiles included. The name of each call's scope says how many of
+its (query, key) pairs a head of the model sees: `.../pairs=131328/...`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jax.experimental import pallas as pl
 from jax.extend.core import jaxpr_as_fun
 
 
-def priced(function: Callable[..., Any], cost: pl.CostEstimate, useful_flops: int) -> Callable[..., Any]:
-    """The same function of arrays, whose one Pallas call carries this cost."""
+def priced(function: Callable[..., Any], cost: pl.CostEstimate, scope: str) -> Callable[..., Any]:
+    """The same function of arrays, whose one Pallas call carries this cost, in a scope of this name."""
 
     def run(*operands: Any) -> Any:
-        with jax.named_scope(f"attention_flops={useful_flops}"):
+        with jax.named_scope(scope):
             closed, shape = jax.make_jaxpr(function, return_shape=True)(*operands)
             equations = [
                 each.replace(params={**each.params, "cost_estimate": cost})

@@ -124,8 +124,9 @@ class Block:
             transcendentals=run * tile,
             bytes_accessed=moved * (run * max(arguments["bq"], arguments["bkv"]) + 2 * heads * queries),
         )
-        useful = 2 * heads * self.mask.pairs(queries, keys) * width
-        return priced(jax.vmap(functools.partial(function, **common, **arguments)), cost, useful)
+        return priced(
+            jax.vmap(functools.partial(function, **common, **arguments)), cost, self.mask.scope(queries, keys)
+        )
 
 
 def forward(
