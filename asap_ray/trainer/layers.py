@@ -45,15 +45,16 @@ class Block(nnx.Module):
             value = fill(whole, jnp.float32)
         return nnx.Param(value, spec=spec, layer_spec=PartitionSpec(*spec[len(stack[0]) :]))
 
-    def whole(self, weight: nnx.Param, flat: bool = False) -> jax.Array:
+    def whole(self, weight: nnx.Param, flat: bool = False, split: str = "") -> jax.Array:
         """A weight in the compute format, brought together over the axes that shard it beside tensor and pipeline.
 
         `flat` joins its last two dimensions while it is still a shard: TPUs tile these two, and would copy the whole.
+        `split` is an axis that it stays split over.
         """
         with jax.named_scope("gather"):
             shard = weight[...].astype(self.spec.dtype)
             shard = shard.reshape(*shard.shape[:-2], -1) if flat else shard
-            return gathered(shard, weight.layer_spec, self.spec.gathers)
+            return gathered(shard, weight.layer_spec, [axis for axis in self.spec.gathers if axis != split])
 
 
 class Norm(Block):

@@ -50,8 +50,8 @@ class Mixture(Block):
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         weights = ExpertWeights(
             router=self.whole(self.router),
-            gate_up=self.whole(self.gate_up, flat=True),
-            down=self.whole(self.down),
+            gate_up=self.whole(self.gate_up, flat=True, split="expert"),
+            down=self.whole(self.down, split="expert"),
             router_bias=None if self.router_bias is None else self.router_bias[...],
         )
         with jax.named_scope("experts"):
