@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from asap_ray.trainer.fp8 import fp8_matmul
-from asap_ray.trainer.sharding import Names, gathered
+from asap_ray.trainer.sharding import GATHERED, Names, gathered
 from asap_ray.trainer.spec import Spec, psum
 
 ROPE_BASE = 10_000.0
@@ -43,18 +43,19 @@ class Block(nnx.Module):
             value = jax.random.normal(rngs.params(), whole, jnp.float32) * (scale / math.sqrt(fan_in))
         else:
             value = fill(whole, jnp.float32)
-        return nnx.Param(value, spec=spec, layer_spec=PartitionSpec(*spec[len(stack[0]) :]))
+        together = [name in GATHERED for name in names]
+        parts = (axes if join else None for axes, join in zip(spec[len(stack[0]) :], together, strict=True))
+        return nnx.Param(value, spec=spec, shards=PartitionSpec(*parts))
 
-    def whole(self, weight: nnx.Param, flat: bool = False, split: str = "") -> jax.Array:
+    def whole(self, weight: nnx.Param, flat: bool = False) -> jax.Array:
         """A weight in the compute format, brought together over the axes that shard it beside tensor and pipeline.
 
         `flat` joins its last two dimensions while it is still a shard: TPUs tile these two, and would copy the whole.
-        `split` is an axis that it stays split over.
         """
         with jax.named_scope("gather"):
             shard = weight[...].astype(self.spec.dtype)
             shard = shard.reshape(*shard.shape[:-2], -1) if flat else shard
-            return gathered(shard, weight.layer_spec, [axis for axis in self.spec.gathers if axis != split])
+            return gathered(shard, weight.shards)
 
 
 class Norm(Block):
@@ -135,8 +136,8 @@ class FeedForward(Block):
         self.up_biases = nnx.List([self.weight(rngs, (width,), ("mlp",), jnp.zeros) for _ in range(1 + gated) if bias])
         self.down_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The block's output for x [b, s, d], the sequence split over tensor in and out."""
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The block's output for x [b, s, d], the sequence split over tensor in and out; and that it drops nothing."""
         with jax.named_scope("mlp"):
             x = gather_sequence(x, self.spec)
             hidden = [matmul(x, self.whole(up), self.spec) for up in self.ups]
@@ -144,7 +145,8 @@ class FeedForward(Block):
                 hidden = [h + bias[...].astype(h.dtype) for h, bias in zip(hidden, self.up_biases, strict=True)]
             h = activated(*(checkpoint_name(h, "gate_up") for h in hidden))
             y = scatter_sequence(matmul(checkpoint_name(h, "act"), self.whole(self.down), self.spec), self.spec)
-            return y if self.down_bias is None else y + self.down_bias[...].astype(y.dtype)
+            y = y if self.down_bias is None else y + self.down_bias[...].astype(y.dtype)
+            return y, jnp.zeros((), jnp.float32)
 
 
 def activated(*hidden: jax.Array) -> jax.Array:

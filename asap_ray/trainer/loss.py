@@ -54,7 +54,7 @@ def _forward(
         return (loss, dw + jnp.einsum("td,tv->dv", rows, dlogits)), dx
 
     with jax.named_scope("head"):
-        n = chunks_of(*x.shape[:1], head.shape[1])
+        n = chunks_of(x.shape[0], head.shape[1])
         parts = (x.reshape(n, -1, x.shape[1]), targets.reshape(n, -1))
         start = (jnp.zeros((), jnp.float32), jnp.zeros_like(head))
         if n == 1:

@@ -43,19 +43,21 @@ class Mixture(Block):
             capacity=spec.workload.expert_capacity,
             expert=spec.sizes["expert"],
             tensor=spec.sizes["tensor"],
+            room=spec.room,
             kernel=KERNELS[spec.platform],
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The block's output for x [b, s, d], the sequence split over tensor in and out."""
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The block's output for x [b, s, d], the sequence split over tensor in and out; and the choices it dropped."""
         weights = ExpertWeights(
             router=self.whole(self.router),
-            gate_up=self.whole(self.gate_up, flat=True, split="expert"),
-            down=self.whole(self.down, split="expert"),
+            gate_up=self.whole(self.gate_up, flat=True),
+            down=self.whole(self.down),
             router_bias=None if self.router_bias is None else self.router_bias[...],
         )
         with jax.named_scope("experts"):
-            return apply_experts(x, weights, self.how, self._shared if self.shared_ups else None)[0]
+            y, told = apply_experts(x, weights, self.how, self._shared if self.shared_ups else None)
+            return y, told.dropped
 
     def _shared(self, tokens: jax.Array) -> jax.Array:
         assert self.shared_down is not None

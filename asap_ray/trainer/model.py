@@ -97,15 +97,16 @@ class Layer(Block):
         norms = [Norm(spec, stacked, rngs, model.d_model) for _ in range(model.norms_per_layer)]
         self.norms = nnx.List(norms)
 
-    def __call__(self, x: jax.Array, at: jax.Array) -> jax.Array:
-        """x [b, s, d] after the layer; `at` are the positions of the context rank's tokens."""
+    def __call__(self, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [b, s, d] after the layer, and the choices of experts that it dropped; `at` are the positions of the tokens
+        of the context rank."""
         x = checkpoint_name(x, "input")
         before, after = self.norms[:2], self.norms[2:]
         with jax.named_scope("attention"):
             y = self.attention(checkpoint_name(before[0](x), "attn_in"), at)
         x = x + (after[0](y) if after else y)
-        y = self.mixer(checkpoint_name(before[1](x), "mlp_in"))
-        return x + (after[1](y) if after else y)
+        y, dropped = self.mixer(checkpoint_name(before[1](x), "mlp_in"))
+        return x + (after[1](y) if after else y), dropped
 
 
 class Decoder(Block):
@@ -157,12 +158,13 @@ class Decoder(Block):
             at = jax.lax.dynamic_slice_in_dim(at, jax.lax.axis_index("tensor") * length, length)
         return jnp.take(self.whole(self.learned), at, axis=0)
 
-    def layers(self, x: jax.Array) -> jax.Array:
-        """x [b, s, d] after all layers that this device holds."""
-        at = self.at
+    def layers(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [b, s, d] after all layers that this device holds, and the choices of experts that they dropped."""
+        at, dropped = self.at, jnp.zeros((), jnp.float32)
         for run in self.runs:
-            x = scanned(run, x, at, saving(self.spec.remat))
-        return x
+            x, more = scanned(run, x, at, saving(self.spec.remat))
+            dropped += more
+        return x, dropped
 
     def loss(self, x: jax.Array, targets: jax.Array) -> jax.Array:
         """This device's share of the summed loss of targets [b, s], from x [b, s / tensor, d] after the layers."""
@@ -173,21 +175,25 @@ class Decoder(Block):
             return cross_entropy(x.reshape(-1, model.d_model), head, targets.reshape(-1), split, model.vocab)
 
 
-def scanned(run: nnx.List, x: jax.Array, at: jax.Array, policy: Callable[..., Any]) -> jax.Array:
-    """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats."""
+def scanned(run: nnx.List, x: jax.Array, at: jax.Array, policy: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
+    """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats; and what of experts'
+    choices they dropped."""
     graph, weights = nnx.split(run)
 
-    def repeat(x: jax.Array, each: nnx.State) -> tuple[jax.Array, None]:
+    def repeat(x: jax.Array, each: nnx.State) -> tuple[jax.Array, jax.Array]:
+        dropped = jnp.zeros((), jnp.float32)
         for i in range(len(run)):
 
-            def layer(x: jax.Array, each: nnx.State, i: int = i) -> jax.Array:
+            def layer(x: jax.Array, each: nnx.State, i: int = i) -> tuple[jax.Array, jax.Array]:
                 return nnx.merge(graph, each)[i](x, at)
 
-            x = jax.checkpoint(layer, policy=policy, prevent_cse=False)(x, each)
-        return x, None
+            x, more = jax.checkpoint(layer, policy=policy, prevent_cse=False)(x, each)
+            dropped += more
+        return x, dropped
 
     with jax.named_scope("layers"):
-        return jax.lax.scan(repeat, x, weights)[0]
+        x, dropped = jax.lax.scan(repeat, x, weights)
+        return x, dropped.sum()
 
 
 def _narrow_normal(rngs: nnx.Rngs) -> Callable[..., jax.Array]:

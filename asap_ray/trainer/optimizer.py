@@ -85,7 +85,8 @@ class AdamW:
         scale = jnp.minimum(1.0, CLIP_NORM / (norm + 1e-6))
         summed = {path: each.astype(jnp.float32) * scale for path, each in summed.items()}
         parts = {path: self._own(path, weight) for path, weight in state.weights.items()}
-        updates, optimizer = self.transform.update(summed, state.optimizer, parts)
+        updates: Weights
+        updates, optimizer = self.transform.update(summed, state.optimizer, parts)  # type: ignore[assignment]
         weights = {path: weight + self._whole(path, updates[path]) for path, weight in state.weights.items()}
         return State(weights, optimizer), norm
 

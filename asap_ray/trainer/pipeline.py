@@ -24,11 +24,12 @@ def ticks(micro_batches: int, stages: int, chunks: int) -> int:
 
 
 def pipelined(
-    chunk_of: Callable[[jax.Array, jax.Array], jax.Array], held: jax.Array, stages: int, chunks: int
-) -> jax.Array:
-    """What comes of a rank's own micro-batches held [rounds, ...] after all layers of all ranks, in the same places.
+    chunk_of: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]], held: jax.Array, stages: int, chunks: int
+) -> tuple[jax.Array, jax.Array]:
+    """What comes of a rank's own micro-batches held [rounds, ...] after all layers of all ranks, in the same places;
+    and the sum of what its chunks counted.
 
-    `chunk_of(x, k)` runs a rank's k-th chunk of layers on one micro-batch.
+    `chunk_of(x, k)` runs a rank's k-th chunk of layers on one micro-batch, and counts something.
     """
     rank = jax.lax.axis_index("pipeline")
     right = [(r, (r + 1) % stages) for r in range(stages)]
@@ -36,11 +37,13 @@ def pipelined(
     rounds, lap = held.shape[0], stages * chunks
     first, last = rank == 0, rank == stages - 1
 
-    def step(carry: tuple[jax.Array, jax.Array, jax.Array], t: jax.Array) -> tuple:
-        x, stream, held = carry
+    def step(carry: tuple[jax.Array, ...], t: jax.Array) -> tuple:
+        x, stream, held, count = carry
         chunk = ((t - rank) // stages) % chunks
         with jax.named_scope("stage"):
-            y = chunk_of(x, chunk)
+            y, more = chunk_of(x, chunk)
+        busy = (t >= rank) & (t - rank < rounds * lap)
+        count += jnp.where(busy, more, 0.0)
         sent = jax.lax.ppermute(y, "pipeline", right)
         after = t + 1
         # A round begins where the lap of the one before ends: its micro-batches take the stream.
@@ -56,8 +59,8 @@ def pipelined(
         at = jnp.clip(after // lap - 1, 0, rounds - 1)
         kept = jnp.where(done, stream, jax.lax.dynamic_index_in_dim(held, at, 0, keepdims=False))
         held = jax.lax.dynamic_update_index_in_dim(held, kept, at, 0)
-        return (x, stream, held), None
+        return (x, stream, held, count), None
 
-    start = (held[0], jax.lax.ppermute(held[0], "pipeline", left), held)
-    (_, _, held), _ = jax.lax.scan(step, start, jnp.arange(ticks(rounds * stages, stages, chunks)))
-    return held
+    start = (held[0], jax.lax.ppermute(held[0], "pipeline", left), held, jnp.zeros((), jnp.float32))
+    (_, _, held, count), _ = jax.lax.scan(step, start, jnp.arange(ticks(rounds * stages, stages, chunks)))
+    return held, count

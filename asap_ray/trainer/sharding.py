@@ -19,6 +19,9 @@ from asap_ray.stack import Stack
 BATCH_AXES = ("data", "fsdp", "expert")
 """Mesh axes over which the sequences of a micro-batch are split."""
 
+GATHERED = ("embed", "latent", "expert_embed")
+"""Logical axes whose shards are brought together where a weight is used; along the others it is used in parts."""
+
 Names = tuple[str | None, ...]
 """The logical axis of each dimension of a weight; None is never sharded."""
 
@@ -71,10 +74,9 @@ def mesh_axes_of(spec: PartitionSpec) -> tuple[str, ...]:
     return tuple(flat)
 
 
-def gathered(weight: jax.Array, spec: PartitionSpec, over: Sequence[str]) -> jax.Array:
-    """A weight's shard brought together over some mesh axes; its gradient is reduce-scattered over them."""
-    for dimension, entry in enumerate(spec):
-        axes = tuple(axis for axis in ((entry,) if isinstance(entry, str) else entry or ()) if axis in over)
+def gathered(weight: jax.Array, shards: PartitionSpec) -> jax.Array:
+    """A weight's shards brought together over the mesh axes named; its gradient is reduce-scattered over them."""
+    for dimension, axes in enumerate(shards):
         if axes:
             weight = jax.lax.all_gather(weight, axes, axis=dimension, tiled=True)
     return weight

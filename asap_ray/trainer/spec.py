@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from asap_ray.plan import AXES, Plan
 from asap_ray.stack import Remat, Stack
+from asap_ray.trainer.attention import KernelName
+from asap_ray.trainer.experts import ROOM
 from asap_ray.trainer.sharding import Rules, rules
 from asap_ray.workload import Workload
 
 Platform = Literal["tpu", "cuda", "cpu"]
-FLASH_KERNELS = {"tpu": "splash", "cuda": "cudnn", "cpu": "reference"}
+FLASH_KERNELS: dict[str, KernelName] = {"tpu": "splash", "cuda": "cudnn", "cpu": "reference"}
 """The attention kernel that does not keep the scores, on each platform; a CPU has none, and materialises them."""
 
 
@@ -34,6 +36,7 @@ class Spec:
     remat: Remat
     rules: Rules
     platform: Platform
+    room: float = ROOM
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -51,17 +54,12 @@ class Spec:
         return self.plan.precision == "fp8"
 
     @property
-    def kernel(self) -> str:
+    def kernel(self) -> KernelName:
         """The attention kernel."""
         return FLASH_KERNELS[self.platform] if self.plan.attention == "flash" else "reference"
 
-    @property
-    def gathers(self) -> tuple[str, ...]:
-        """Mesh axes whose shards of a weight are brought together where it is used."""
-        return tuple(axis for axis in ("fsdp", "context", "expert") if self.sizes[axis] > 1)
 
-
-def spec_of(workload: Workload, plan: Plan, stack: Stack, platform: Platform) -> Spec:
+def spec_of(workload: Workload, plan: Plan, stack: Stack, platform: Platform, room: float = ROOM) -> Spec:
     """What the trainer needs to know of a plan of a stack.
 
     Raises:
@@ -80,8 +78,8 @@ def spec_of(workload: Workload, plan: Plan, stack: Stack, platform: Platform) ->
         if bad:
             raise NotTrainedError(f"the trainer has no program for this plan: {why}")
     assert policy is not None
-    sizes = dict(zip(AXES, plan.sizes, strict=True))
-    return Spec(workload=workload, plan=plan, remat=policy, rules=rules(stack, sizes), platform=platform)
+    sizes: dict[str, int] = dict(zip(AXES, plan.sizes, strict=True))
+    return Spec(workload=workload, plan=plan, remat=policy, rules=rules(stack, sizes), platform=platform, room=room)
 
 
 def psum(value: jax.Array, spec: Spec, *axes: str) -> jax.Array:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asap_ray.plan import Plan
 from asap_ray.stack import Stack
+from asap_ray.trainer.experts import ROOM
 from asap_ray.trainer.model import Decoder, saving, scanned
 from asap_ray.trainer.optimizer import AdamW, State
 from asap_ray.trainer.pipeline import pipelined
@@ -32,7 +33,8 @@ TOKENS = PartitionSpec("pipeline", BATCH_AXES, "context")
 class TrainStep:
     """A compiled-to-be step and what it takes.
 
-    `jitted(state, tokens, targets)` gives the next state and metrics {loss, grad_norm}; the state's room is taken over.
+    `jitted(state, tokens, targets)` gives the next state, which takes the room of the one before, and metrics {loss,
+    grad_norm, dropped}: choices of experts that found no room, in all layers.
     `arguments` are the shapes and shardings of all three: `jitted.trace(*arguments)` needs no array and no device.
     `init(key)` makes the first state on the mesh.
     """
@@ -43,13 +45,15 @@ class TrainStep:
     spec: Spec
 
 
-def train_step(workload: Workload, plan: Plan, stack: Stack, mesh: Mesh, *, platform: Platform) -> TrainStep:
-    """The step of a plan on a mesh made by `sharding.device_mesh`.
+def train_step(
+    workload: Workload, plan: Plan, stack: Stack, mesh: Mesh, *, platform: Platform, room: float = ROOM
+) -> TrainStep:
+    """The step of a plan on a mesh made by `sharding.device_mesh`; `room` is that of experts (`experts.ROOM`).
 
     Raises:
         NotTrainedError: the trainer has no program for this plan or model.
     """
-    spec = spec_of(workload, plan, stack, platform)
+    spec = spec_of(workload, plan, stack, platform, room)
     graph, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(spec, nnx.Rngs(0))))
     _check_stages(spec, shapes)
     weights = {path: variable.get_value() for path, variable in nnx.to_flat_state(shapes)}
@@ -114,55 +118,60 @@ def _step(
     """The step on one device: its shards of the state, its part of tokens and targets [micro-batches, b, s]."""
     total = spec.workload.tokens_per_step
 
-    def share(weights: dict, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    def share(weights: dict, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(graph, nnx.from_flat_state(weights))
         run = _pipelined_loss if spec.sizes["pipeline"] > 1 else _loss
-        return run(model, tokens, targets) / total
+        loss, dropped = run(model, tokens, targets)
+        return loss / total, dropped
 
     if spec.sizes["pipeline"] > 1:  # one loop holds all micro-batches, and adds their gradients up in float32
-        loss, gradients = jax.value_and_grad(share)(state.weights, tokens, targets)
+        told, gradients = jax.value_and_grad(share, has_aux=True)(state.weights, tokens, targets)
     else:
-        loss, gradients = _accumulated(spec, share, state.weights, tokens, targets)
+        told, gradients = _accumulated(spec, share, state.weights, tokens, targets)
     with jax.named_scope("optimizer"):
         state, norm = optimizer.update(state, gradients)
-    return state, {"loss": psum(loss, spec, *spec.sizes), "grad_norm": norm}
+    loss, dropped = (psum(each, spec, *spec.sizes) for each in told)
+    return state, {"loss": loss, "grad_norm": norm, "dropped": dropped}
 
 
 def _accumulated(
     spec: Spec, share: Any, weights: dict, tokens: jax.Array, targets: jax.Array
-) -> tuple[jax.Array, dict]:
-    """The loss, and gradients summed over micro-batches, of a copy of the weights in the compute format."""
+) -> tuple[tuple[jax.Array, jax.Array], dict]:
+    """Loss, what was dropped and gradients, summed over micro-batches, of a copy of the weights in the compute format."""
     narrow = jax.tree.map(lambda w: w.astype(spec.dtype), weights)
-    differentiate = jax.value_and_grad(share)
+    differentiate = jax.value_and_grad(share, has_aux=True)
     if spec.plan.accumulation == 1:
         return differentiate(narrow, tokens[0], targets[0])
 
     def add(sums: tuple, batch: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
-        found = differentiate(narrow, *batch)
+        # The barrier keeps XLA:TPU from moving the gradients' reductions out of this loop, at which it may fail.
+        found = jax.lax.optimization_barrier(differentiate(narrow, *batch))
         with jax.named_scope("accumulate"):
             return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, found), None
 
-    nothing = (jnp.zeros((), jnp.float32), jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights))
+    nought = jnp.zeros((), jnp.float32)
+    nothing = ((nought, nought), jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights))
     return jax.lax.scan(add, nothing, (tokens, targets))[0]
 
 
-def _loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-    """This device's share of the summed loss of one micro-batch [b, s]."""
-    return model.loss(model.layers(model.embed(tokens)), targets)
+def _loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """This device's share of the summed loss of one micro-batch [b, s], and what it dropped."""
+    x, dropped = model.layers(model.embed(tokens))
+    return model.loss(x, targets), dropped
 
 
-def _pipelined_loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-    """This device's share of the summed loss of the micro-batches that it holds [rounds, b, s]."""
+def _pipelined_loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """This device's share of the summed loss of the micro-batches that it holds [rounds, b, s], and what it dropped."""
     spec, at, (run,) = model.spec, model.at, model.runs
     stages, chunks = spec.sizes["pipeline"], spec.plan.virtual
     graph, weights = nnx.split(run)
     weights = jax.tree.map(lambda w: w.reshape(chunks, w.shape[0] // chunks, *w.shape[1:]), weights)
 
-    def chunk_of(x: jax.Array, k: jax.Array) -> jax.Array:
+    def chunk_of(x: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = k if chunks > 1 else 0
         return scanned(nnx.merge(graph, jax.tree.map(lambda w: w[index], weights)), x, at, saving(spec.remat))
 
     _, held = jax.lax.scan(lambda _, each: (None, model.embed(each)), None, tokens)
-    held = pipelined(chunk_of, held, stages, chunks)
+    held, dropped = pipelined(chunk_of, held, stages, chunks)
     add = lambda sum_, each: (sum_ + model.loss(*each), None)  # noqa: E731
-    return jax.lax.scan(add, jnp.zeros((), jnp.float32), (held, targets))[0]
+    return jax.lax.scan(add, jnp.zeros((), jnp.float32), (held, targets))[0], dropped
