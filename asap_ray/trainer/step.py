@@ -137,7 +137,7 @@ def _step(
 def _accumulated(
     spec: Spec, share: Any, weights: dict, tokens: jax.Array, targets: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], dict]:
-    """Loss, what was dropped and gradients, summed over micro-batches, of a copy of the weights in the compute format."""
+    """Loss, what was dropped and gradients, summed over micro-batches, of the weights copied in the compute format."""
     narrow = jax.tree.map(lambda w: w.astype(spec.dtype), weights)
     differentiate = jax.value_and_grad(share, has_aux=True)
     if spec.plan.accumulation == 1:
