@@ -168,7 +168,7 @@ class Config:
         default="auto", metadata=_help("auto is rich on a terminal and plain elsewhere; json is one object a line")
     )
     config_dir: str | None = field(
-        default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/")
+        default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/, xla/")
     )
 
     @property

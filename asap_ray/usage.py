@@ -18,7 +18,7 @@ usage: asap-ray [task=NAME] +model=NAME [key=value ...] [--config-dir DIR] [--cf
 
 Find the parallel plan with the shortest training step that fits in memory, prove it, and say why. No chip is needed."""
 FLAGS = """\
-  --config-dir DIR   a folder of your own laid out as conf/: model/, stack/, hardware/
+  --config-dir DIR   a folder of your own laid out as conf/: model/, stack/, hardware/, xla/
   --cfg job          print the configuration and stop
   -m, --multirun     one job for each value of a key given as a,b,c
   --version          print the version"""
@@ -27,7 +27,7 @@ EXAMPLES = """\
   asap-ray +model=mixtral8x7b 'hardware=[v5p-128,h100x64]' workload.global_batch=512
   asap-ray +model.hf_config=config.json hardware=2xv5e-256 output=json
   asap-ray +model=llama70b 'space.fix={tensor: 4}' 'space.forbid=[{pipeline: 2}]'
-  asap-ray +model=llama70b tiers=[roofline,compile] budget.compile=4
+  asap-ray +model=llama70b 'tiers=[roofline,compile]' budget.compile=4
   asap-ray task=explain +model=llama70b plan='fsdp=16 tensor=4 micro_batch=2 remat=full'
   asap-ray task=validate 'validate.tables=[mine.csv]' output=json"""
 
@@ -40,6 +40,7 @@ def help_text(config_dir: str | None = None) -> str:
         "models (+model=NAME, or +model.hf_config=PATH of a Hugging Face config.json):\n" + _models(config_dir),
         "slices (hardware=NAME, or a list in brackets):\n" + _slices(config_dir),
         "stacks (stack=NAME):\n" + _names("stack", config_dir),
+        "bundles of compiler flags (compile.xla=NAME, or a list in brackets):\n" + _bundles(config_dir),
         "keys and defaults:\n" + _table((f"{key}={default}", text) for key, default, text in _keys()),
         "flags:\n" + FLAGS,
         "examples:\n" + EXAMPLES,
@@ -54,6 +55,11 @@ def _models(config_dir: str | None) -> str:
         short_for = re.search(r"^defaults: \[(\w+), _self_\]", path.read_text(encoding="utf-8"), re.MULTILINE)
         names.append(f"{name} (= {short_for[1]})" if short_for else name)
     return textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _bundles(config_dir: str | None) -> str:
+    """Every bundle with what it is for."""
+    return _table((name, str(given.get("about", ""))) for name, given in load_group("xla", config_dir).items())
 
 
 def _names(group: str, config_dir: str | None) -> str:

@@ -179,7 +179,20 @@ def test_a_mistake_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None
 def test_help_lists_tasks_models_slices_and_keys(command, flag: str) -> None:
     ended = command(flag)
     assert (ended.status, ended.err) == (0, "")
-    for name in ("tune", "explain", "llama70b", "v5p-128", "v5p:8x8x8", "2xv5e-256", "h100", "maxtext", "megatron"):
+    for name in (
+        "tune",
+        "explain",
+        "llama70b",
+        "v5p-128",
+        "v5p:8x8x8",
+        "2xv5e-256",
+        "h100",
+        "maxtext",
+        "megatron",
+        "scheduler_memory",
+        "budget.compile=null",
+        "compile.timeout_s=900.0",
+    ):
         assert name in ended.out
     assert "workload.seq_len=null" in ended.out
     assert "hardware=v5p-128" in ended.out

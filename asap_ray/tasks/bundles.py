@@ -49,14 +49,20 @@ def bundle_from_mapping(name: str, given: Mapping[str, Any]) -> Bundle:
     return Bundle(
         name=name,
         about=about.strip(),
-        flags={str(chip): {str(flag): _written(value) for flag, value in each.items()} for chip, each in flags.items()},
+        flags={
+            str(chip): {str(flag): _written(str(flag), value) for flag, value in each.items()}
+            for chip, each in flags.items()
+        },
         sources=tuple(map(str, given.get("sources") or ())),
         notes={str(chip): str(note) for chip, note in (given.get("notes") or {}).items()},
     )
 
 
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _written(flag: str, value: object) -> str:
+    # The compilers read truth values by different rules: XLA's own options take True and False alone.
+    if isinstance(value, bool) and not flag.startswith("xla_gpu_"):
+        return str(value).lower()
+    return str(value)
 
 
 def load_bundles(names: Sequence[str], chips: Sequence[Chip], config_dir: str | None) -> list[Bundle]:

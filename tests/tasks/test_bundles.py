@@ -48,6 +48,13 @@ def test_a_chips_own_values_go_before_those_of_its_kind() -> None:
     assert bundle.flags_for(CHIPS["h100"]) is None
 
 
+def test_truth_values_are_written_as_each_compiler_reads_them() -> None:
+    given = {"about": "x", "flags": {"gpu": {"xla_gpu_a": True, "xla_gpu_n": 3}, "tpu": {"xla_tpu_a": False}}}
+    bundle = bundle_from_mapping("mine", given)
+    assert bundle.flags_for(CHIPS["h100"]) == {"xla_gpu_a": "True", "xla_gpu_n": "3"}
+    assert bundle.flags_for(CHIPS["v5p"]) == {"xla_tpu_a": "false"}
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
