@@ -84,8 +84,7 @@ def compile_plan(request: Request) -> Build:
             needed_bytes=refused.needed_bytes,
             limit_bytes=refused.limit_bytes,
             over_bytes=refused.over_bytes,
-            seconds=steps.seconds,
-            peak_bytes=_peak_bytes(),
+            **_used(steps),
         )
 
 
@@ -106,8 +105,7 @@ def _compiled(request: Request, program: Any, mesh: Any, steps: Steps) -> Build:
         memory=_memory(executable.memory_analysis()),
         arguments=argument_bytes(step.arguments),
         hlo=packed(text),
-        seconds=steps.seconds,
-        peak_bytes=_peak_bytes(),
+        **_used(steps),
     )
 
 
@@ -163,5 +161,8 @@ def _named(name: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _used(steps: Steps) -> dict[str, Any]:
+    """What the compilation took: its steps, the seconds of all cores together, and the most memory."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = steps.seconds | {"cores": round(used.ru_utime + used.ru_stime, 3)}
+    return {"seconds": seconds, "peak_bytes": used.ru_maxrss * 1024}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from asap_ray.workload import Workload
 
 PROGRAM = "asap_ray.trainer.step:train_step"
 """The function that makes the program of a plan, as module:name."""
+_COMPUTATIONS = re.compile(r"^(?:ENTRY )?%?[\w.-]+ .*\{$", re.MULTILINE)
+_METADATA = re.compile(r", metadata=\{(?:[^{}\"]|\"[^\"]*\")*\}")
 MESH = "asap_ray.trainer.sharding:device_mesh"
 """The function that lays a plan's mesh on devices."""
 
@@ -76,7 +79,8 @@ class Build:
     `memory` holds the bytes of one device by `MEMORY` name, and `arguments` those of the program's arguments by the
     part of the state that they belong to. `needed_bytes` and `limit_bytes` are what the compiler says where a program
     does not fit (0: it does not say). `hlo` is the scheduled program as gzipped text, empty where there is none.
-    `seconds` are by step (import, trace, lower, compile), `peak_bytes` is the most memory the process held.
+    `seconds` are by step (import, trace, lower, compile), with `cores` the seconds of all cores together; `peak_bytes`
+    is the most memory that the process held.
     """
 
     status: Literal["complete", "infeasible", "failed"]
@@ -97,8 +101,11 @@ class Build:
 
     @property
     def digest(self) -> str:
-        """A short hash of the program: two plans or flags with one digest are the same program."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16] if self.hlo else ""
+        """A short hash of the program: two plans or flags with one digest are the same program.
+
+        Where a line comes from in the sources is no part of it, nor is the compiler's own fingerprint of its input.
+        """
+        return hashlib.sha256(_bare(self.text).encode()).hexdigest()[:16] if self.hlo else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `Build.from_dict` reads them back."""
@@ -108,6 +115,12 @@ class Build:
     def from_dict(cls, given: Mapping[str, Any]) -> Build:
         """Read what `as_dict` wrote."""
         return cls(**{**given, "hlo": packed(given["hlo"])})
+
+
+def _bare(text: str) -> str:
+    """A program without its header, its tables of source lines, and what ops say of them."""
+    found = _COMPUTATIONS.search(text)
+    return _METADATA.sub("", text[found.start() :] if found else text)
 
 
 def packed(text: str) -> bytes:

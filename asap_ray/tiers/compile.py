@@ -6,6 +6,7 @@ compute, and physics for what it has no figure for. Results are kept by the hash
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -116,5 +117,6 @@ def compiled(request: Request, key: str, folder: str | None) -> Build:
     """Compile a request and keep the result: the work of a job."""
     build = compile_plan(request)
     if folder is not None:
-        Cache(Path(folder)).write(key, build)
+        with contextlib.suppress(OSError):  # a full disk costs the next run a compilation, not this one its result
+            Cache(Path(folder)).write(key, build)
     return build

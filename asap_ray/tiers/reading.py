@@ -108,8 +108,9 @@ class Reader:
 def memory_parts(build: Build) -> Mapping[str, float]:
     """Bytes of one device by part: the state by its kind, other arguments, what comes and goes, and the program.
 
-    The compiler's own sum of the arguments is scaled over the parts, since its layouts pad. Outputs that lie where
-    arguments lay (donated state) take no room.
+    Temporaries are what is alive with all that at the peak, by which the compiler decides; its sum of them counts bytes
+    that others use before or after. Its sum of the arguments is scaled over the parts, since its layouts pad. Outputs
+    that lie where arguments lay (donated state) take no room.
     """
     memory, given = build.memory, build.arguments
     whole = sum(given.values()) or 1
@@ -117,8 +118,9 @@ def memory_parts(build: Build) -> Mapping[str, float]:
     for path, size in given.items():
         name = next((each for each in STATE if each in path.split(".")), "arguments")
         parts[name] += memory["arguments"] * size / whole
+    outputs = memory["outputs"] - memory["aliased"]
     return parts | {
-        "outputs": float(memory["outputs"] - memory["aliased"]),
-        "temporaries": float(memory["temporaries"]),
+        "outputs": float(outputs),
+        "temporaries": float(max(0, memory["peak"] - memory["arguments"] - outputs)),
         "code": float(memory["code"]),
     }

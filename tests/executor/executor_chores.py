@@ -115,6 +115,19 @@ def overlaps(folder: str, name: str) -> int:
     return count
 
 
+def loud() -> int:
+    """Writes as Python does and as a library does; returns its process."""
+    print("on stdout", flush=True)
+    os.write(2, b"from a library\n")
+    return os.getpid()
+
+
+def complains_and_dies() -> None:
+    os.write(2, b"x" * 10_000 + b"\nit ends here\n")
+    os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(600)
+
+
 def _write(path: str, text: str) -> None:
     Path(f"{path}.new").write_text(text)
     os.replace(f"{path}.new", path)
