@@ -18,6 +18,11 @@ def observed_blocks(seen: Observation) -> Iterator[Block]:
     yield Block(title=f"Ops that cost most, by {seen.source}", grid=ops_grid(seen))
     if seen.wires:
         yield Block(title="Collectives, by mesh axis", grid=wires_grid(seen))
+    if whole := sum(seen.memory.values()):
+        parts = sorted(((size, name) for name, size in seen.memory.items() if size > 0), reverse=True)
+        rows = tuple((name, units.gigabytes(size), units.percent(size / whole)) for size, name in parts)
+        grid = Grid(header=("part", "amount", "share"), rows=rows, words=("part",))
+        yield Block(title=f"Memory at its peak, by {seen.source}", grid=grid)
     if seen.buffers:
         rows = tuple((units.gigabytes(size), name) for name, size in seen.buffers)
         yield Block(title="Largest buffers at the peak", grid=Grid(header=("size", "what"), rows=rows, words=("what",)))
