@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from asap_ray.compiler import toolchain
 from asap_ray.errors import ConfigError
+from asap_ray.executor import local
+from asap_ray.hardware import parse_slice
 from asap_ray.settings import load_group
 from asap_ray.tasks.bundles import bundle_from_mapping, load_bundles
+from asap_ray.tiers.protocol import Job
 from tests.problems import CHIPS
+from tests.tasks.bundle_chore import compile_each
 
 CARRIED = {name: bundle_from_mapping(name, given) for name, given in load_group("xla").items()}
 COMPILED = ("v4", "v5e", "v5p", "v6e", "tpu7x", "h100", "h200", "b200", "a100")
@@ -80,3 +86,17 @@ def test_a_users_folder_adds_bundles(tmp_path: Path) -> None:
     (tmp_path / "xla" / "mine.yaml").write_text("about: x\nflags: {v5p: {xla_tpu_a: false}}\n")
     (found,) = load_bundles(["mine"], [CHIPS["v5p"]], str(tmp_path))
     assert found.flags_for(CHIPS["v5p"]) == {"xla_tpu_a": "false"}
+
+
+@pytest.mark.parametrize("where", ["v5e-4", "v5p-8", "v6e-4", "h100x8"])
+def test_the_installed_compiler_takes_every_bundle(where: str) -> None:
+    slice_ = parse_slice(where, CHIPS)
+    if lacking := toolchain.missing(slice_.chip):
+        pytest.skip(lacking)
+    bundles = {name: flags for name, each in CARRIED.items() if (flags := each.flags_for(slice_.chip)) is not None}
+    job = Job(name=where, work=compile_each, arguments=(slice_, {**bundles, "odd": {"xla_no_such_flag": "1"}}))
+    (outcome,) = local.run([replace(job, isolated=True)], 1)
+    assert outcome.status == "complete", outcome.reason + outcome.output
+    said = dict(outcome.value)
+    assert "xla_no_such_flag" in said.pop("odd"), "a flag that a compiler does not know is refused"
+    assert said == dict.fromkeys(bundles, "")
