@@ -102,7 +102,7 @@ def _compiled(request: Request, program: Any, mesh: Any, steps: Steps) -> Build:
         text = executable.as_text()
     return Build(
         status="complete",
-        memory=_memory(executable.memory_analysis()),
+        memory=_memory(executable.memory_analysis(), platform),
         arguments=argument_bytes(step.arguments),
         hlo=packed(text),
         **_used(steps),
@@ -130,9 +130,9 @@ def _word(key: Any) -> str:
     return str(key)
 
 
-def _memory(stats: Any) -> dict[str, int]:
+def _memory(stats: Any, platform: str) -> dict[str, int]:
     found = {name: int(getattr(stats, field, 0) or 0) for name, field in SIZES.items()}
-    if not found["peak"]:  # the CUDA compiler gives none: what comes and goes is laid out in one block beside the rest
+    if platform == "cuda":  # there all that comes and goes is one block, taken whole when the program starts
         found["peak"] = found["arguments"] + found["outputs"] - found["aliased"] + found["temporaries"]
     return found
 

@@ -88,7 +88,7 @@ class Compile:
         return Compiled(
             plan=plan,
             status=outcome.status,
-            reason=outcome.reason,
+            reason=" ".join(outcome.reason.split()),
             compiled_with=self._reader.compiled_with,
             output=outcome.output,
         )

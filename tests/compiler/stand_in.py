@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +58,12 @@ def train_step(workload, plan, stack, mesh, *, platform) -> Step:
 
 
 def hangs(*_, **__) -> Step:
+    """Starts a child, tells both process ids, and never ends."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    marker = os.environ["STAND_IN_MARKER"]
+    with open(f"{marker}.new", "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    os.replace(f"{marker}.new", marker)
     time.sleep(600)
     raise AssertionError
 
