@@ -125,7 +125,7 @@ class Costs:
         moved = work.hbm_bytes(self.module, computation, call)
         compute = 0.0
         if done.category == "attention":
-            waste = self._attention_waste()
+            waste = self._padding(done.widths) if done.masked else self._attention_waste()
             peak = float(self.machine.attention_peaks[PRECISIONS.index(self.plan.precision)])
             compute = (done.flops + done.redone_flops) * waste / peak
         elif done.sizes:
@@ -141,6 +141,12 @@ class Costs:
             redone_flops=done.redone_flops,
             hbm_bytes=moved,
         )
+
+    def _padding(self, widths: tuple[int, ...]) -> float:
+        """What narrow heads take of a systolic array over what they fill."""
+        if not self.machine.streams:
+            return 1.0
+        return sum(-(-width // self.machine.tile) * self.machine.tile for width in widths) / sum(widths)
 
     def _attention_waste(self) -> float:
         """What a fused kernel computes over what is counted, on average over layers."""

@@ -4,9 +4,10 @@ A compiler gives no cost to a call that it cannot see into. A model's own FLOPs 
 a query sees, two matmuls forward and four backward; a fused kernel does the scores once more backward, and where dq
 has a kernel of its own, dp too (Splash without its fused backward pass). These come on top.
 
-How many keys are seen is no part of a call. A scope `pairs=N` in the call's name says how many (query, key) pairs one
-head computes; without it a block of equal sides that is as long as a rank's part of the sequence is the causal one,
-every other block is full.
+How many keys are seen is no part of a call. The trainer says in a scope `pairs=N` how many (query, key) pairs one head
+sees, and gives its kernels a cost of what they execute, masked parts of tiles included, which stands in the program
+(`trainer/priced.py`). Without that scope a block of equal sides that is as long as a rank's part of the sequence is the
+causal one, every other block is full.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ FREE_CALLS = frozenset(
 """Targets that run nothing."""
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PAIRS = re.compile(r"pairs=(\d+)")
+_EXECUTED = re.compile(r'"cost_estimate":\{"flops":"?(\d+)')
 _ATTENTION = re.compile(r"splash|flash_attention|mha|fmha|attention", re.IGNORECASE)
+_BACKWARD = re.compile(r"dq|dkv|bwd|backward", re.IGNORECASE)
 _GROUPED = re.compile(r"\bt?gmm\b|ragged[-_]dot|megablox|grouped", re.IGNORECASE)
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _FLOATS = ("bf16", "f16", "f32", "f8e4m3fn", "f8e5m2")
@@ -45,13 +48,18 @@ _FLOATS = ("bf16", "f16", "f32", "f8e4m3fn", "f8e5m2")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelWork:
-    """What one run of a custom call does: its category, FLOPs, FLOPs done again, and the matmuls' sizes (m, k, n,
-    groups) where that prices it."""
+    """What one run of a custom call does: its category, FLOPs, FLOPs done again.
+
+    `sizes` of a matmul are (m, k, n, groups). `widths` of attention are those of keys and of values; `masked` says
+    whether the FLOPs hold the masked parts of tiles.
+    """
 
     category: str
     flops: float = 0.0
     redone_flops: float = 0.0
     sizes: tuple[float, ...] = ()
+    widths: tuple[int, ...] = ()
+    masked: bool = False
 
 
 def target(instruction: Instruction) -> str:
@@ -110,23 +118,39 @@ def _attention(blocks: list[Array], call: Instruction, workload: Workload | None
     """q [.., s, qk], k [.., t, qk], v [.., t, v], then whatever else a pass takes; in cuDNN's s precedes the heads."""
     q, k, v = blocks[:3]
     length = -3 if "__cudnn" in target(call) else -2
-    queries, keys, wide_qk, wide_v = q.dims[length], k.dims[length], q.dims[-1], v.dims[-1]
-    rows = math.prod(q.dims[:-1]) // queries
+    queries, keys = q.dims[length], k.dims[length]
+    own, again = _matmuls(call, q, k, v)
+    each = 2.0 * math.prod(q.dims[:-1]) // queries * _pairs(call, queries, keys, workload, context)
+    executed = _EXECUTED.search(call.attributes)
+    done = max(float(executed[1]) if executed else 0.0, each * (own + again))
+    return KernelWork(
+        category="attention",
+        flops=each * own,
+        redone_flops=done - each * own,
+        masked=executed is not None,
+        widths=(q.dims[-1], v.dims[-1]),
+    )
+
+
+def _matmuls(call: Instruction, q: Array, k: Array, v: Array) -> tuple[int, int]:
+    """Widths that a kernel contracts or makes for each pair: of a model's own matmuls, and of those done again.
+
+    Forward are q k and p v; backward dp = do v, dv = p do, dq = ds k and dk = ds q; the scores of the backward pass are
+    done again, and dp too in a kernel of dq alone.
+    """
+    qk, wide = q.dims[-1], v.dims[-1]
     made = [array for array in call.arrays if len(array.dims) >= 3 and array.elements >= k.elements]
-    each = 2.0 * rows * _pairs(call, queries, keys, workload, context)
-    name = f"{call.name} {call.op_name.rsplit('/', 2)[0]}"
-    if not re.search(r"dq|dkv|bwd|backward|Backward", call.name + target(call)) and not re.search(r"dq|dkv|bwd", name):
-        return KernelWork(category="attention", flops=each * (wide_qk + wide_v))
-    if "dkv" not in call.name and "dq" in call.name:
-        return KernelWork(category="attention", flops=each * wide_qk, redone_flops=each * (wide_qk + wide_v))
-    dkv = each * (wide_qk + 2 * wide_v)
+    if not _BACKWARD.search(f"{call.name} {target(call)}"):
+        return qk + wide, 0
+    if "dq" in call.name and "dkv" not in call.name:
+        return qk, qk + wide
     fused = len(made) >= 3 or "dkv" not in call.name
-    return KernelWork(category="attention", flops=dkv + fused * each * wide_qk, redone_flops=each * wide_qk)
+    return (1 + fused) * qk + 2 * wide, qk
 
 
 def _pairs(call: Instruction, queries: int, keys: int, workload: Workload | None, context: int) -> float:
     """(query, key) pairs that one head computes in a call."""
-    if found := _PAIRS.search(call.op_name) or _PAIRS.search(call.attributes):
+    if found := _PAIRS.search(call.op_name):
         return float(found[1])
     whole = float(queries * keys)
     if workload is None or not workload.causal or queries != keys or queries * context != workload.seq_len:

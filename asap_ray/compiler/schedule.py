@@ -259,8 +259,15 @@ class _Reader:
             axes=moved.axes if moved else (),
             exact=moved.exact if moved else True,
             level=moved.level if moved and moved.axes else "",
+            serves_as="reduce_scatter" if moved and self._is_sliced(op, moved) else "",
             source=self.module.source(named),
         )
+
+    def _is_sliced(self, op: Instruction, moved: Collective) -> bool:
+        """Whether of an all-reduce no more is read than a reduce-scatter would leave."""
+        if moved.kind != "all_reduce" or moved.ranks <= 1 or len(op.arrays) != 1 or not moved.bytes:
+            return False
+        return 0 < work.largest_slice(self.module, self.computation, op) <= op.arrays[0].bytes / moved.ranks
 
     def _representative(self, op: Instruction) -> Instruction:
         """An instruction of a fusion's body that says where it comes from; else the op itself."""

@@ -175,22 +175,31 @@ def _read(module: Module, computation: Computation, fusion: Instruction, body: C
     return total
 
 
+def largest_slice(module: Module, computation: Computation, value: Instruction) -> float:
+    """Bytes of the largest slice of a value that a reader takes; infinite where one takes all of it."""
+    return math.inf if value.root else max(_touches(module, computation, value), default=0.0)
+
+
 def _touched(module: Module, body: Computation, value: Instruction) -> float:
     """Bytes of a value that its readers touch, infinite where one reads all of it."""
-    total = 0.0
+    return sum(_touches(module, body, value))
+
+
+def _touches(module: Module, body: Computation, value: Instruction) -> Iterator[float]:
+    """Bytes that each reader of a value takes of it."""
     for user in body.users.get(value.name, ()):
         if user.opcode in SLICES and user.operands[0] == value.name:
-            total += sum(each.bytes for each in user.arrays)
+            yield sum(each.bytes for each in user.arrays)
         elif user.opcode in UPDATES and user.operands[0] == value.name:
             continue
-        elif user.opcode in ALIASES and user.arrays[0].elements == value.arrays[0].elements:
-            total += _touched(module, body, user) if not user.root else math.inf
+        elif user.opcode in ALIASES and user.arrays[0].elements == value.arrays[0].elements and not user.root:
+            yield from _touches(module, body, user)
         elif user.opcode == "fusion" and (inner := module.called(user)):
             for parameter, operand in zip(inner.parameters, user.operands, strict=False):
-                total += _touched(module, inner, parameter) if operand == value.name else 0.0
+                if operand == value.name:
+                    yield from _touches(module, inner, parameter)
         else:
-            return math.inf
-    return total
+            yield math.inf
 
 
 def _written(module: Module, body: Computation, fusion: Instruction) -> float:

@@ -52,6 +52,7 @@ class Op:
         wire_bytes: that the device sends.
         axes: mesh axes that a collective runs over, those of one rank left out; `exact`: its groups are all of them.
         level: `ici` or `dcn` of a collective, else nothing.
+        serves_as: the category that would do: `reduce_scatter` where of an all-reduce only each rank's part is read.
         source: `file:line` in the model, where known.
         overlaps_with: the longest ops that run while a collective is under way.
     """
@@ -71,6 +72,7 @@ class Op:
     axes: tuple[str, ...] = ()
     exact: bool = True
     level: str = ""
+    serves_as: str = ""
     source: str = ""
     overlaps_with: tuple[str, ...] = ()
 
@@ -145,17 +147,27 @@ class Profile:
         """Share of the memory's bandwidth that the whole step uses."""
         return _share(self.total("hbm_bytes"), self.step_time_s * hbm_bytes_per_s)
 
-    def moved(self) -> Moved:
-        """Bytes that the device sends, by kind, axes and level."""
+    def moved(self, *, as_needed: bool = False) -> Moved:
+        """Bytes that the device sends, by kind, axes and level; `as_needed` takes each op as what would do in its
+        place: half of an all-reduce that serves as a reduce-scatter."""
         found: defaultdict[tuple[str, tuple[str, ...], str], float] = defaultdict(float)
         for op in self.collectives:
+            other = op.serves_as if as_needed else ""
             if op.wire_bytes:
-                found[op.category, op.axes, op.level] += op.wire_bytes
+                found[other or op.category, op.axes, op.level] += op.wire_bytes / (2 if other else 1)
         return _falling(found)
 
+    @property
+    def avoidable_wire_bytes(self) -> float:
+        """Bytes that all-reduces send beyond what the reduce-scatters would that they serve as."""
+        return math.fsum(op.wire_bytes / 2 for op in self.collectives if op.serves_as)
+
     def unexpected(self, predicted: Moved, share: float = 0.005) -> dict[tuple[str, tuple[str, ...], str], float]:
-        """Bytes beyond what was predicted, by kind, axes and level, where they are above a share of all that moves."""
-        moved = self.moved()
+        """Bytes beyond what was predicted, by kind, axes and level, where they are above a share of all that moves.
+
+        Collectives count as what is needed of them: what a compiler sends beyond that is `avoidable_wire_bytes`.
+        """
+        moved = self.moved(as_needed=True)
         least = share * math.fsum(moved.values())
         over = {key: sent - predicted.get(key, 0.0) for key, sent in moved.items()}
         return {key: sent for key, sent in over.items() if sent > least}

@@ -211,3 +211,42 @@ ENTRY %main (p: f32[8]) -> f32[8] {
     entry = program.computations["main"]
     found = collective(DeviceMesh(Plan(ici=(1, 2, 1, 1, 1, 1)), 2), entry, entry.root)
     assert found.axes == ()
+
+
+def test_an_all_reduce_of_which_each_rank_reads_its_part_serves_as_a_reduce_scatter() -> None:
+    # Two consumers take the same quarter, inside of fusions; the compiler sums all of it everywhere all the same.
+    text = """HloModule m, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+%own (r: bf16[64,128], i: s32[]) -> bf16[16,128] {
+  %r = bf16[64,128] parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %s = bf16[16,128] dynamic-slice(%r, %i, %z), dynamic_slice_sizes={16,128}
+  ROOT %n = bf16[16,128] negate(%s)
+}
+
+ENTRY %main (p: bf16[64,128], i: s32[]) -> bf16[16,128] {
+  %p = bf16[64,128] parameter(0)
+  %i = s32[] parameter(1)
+  %r = bf16[64,128] all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  %a = bf16[16,128] fusion(%r, %i), kind=kLoop, calls=%own
+  %b = bf16[16,128] fusion(%r, %i), kind=kLoop, calls=%own
+  ROOT %c = bf16[16,128] add(%a, %b)
+}
+"""
+    from asap_ray.compiler.timeline import profile_of
+    from tests.compiler.conftest import calibrated, planned
+
+    problem, plan = planned("v5e:2x2", "fsdp=4")
+    profile = profile_of(parse(text), problem, plan, calibrated(problem))
+    scattered = 64 * 128 * 2 * 3 / 4
+    assert profile.moved() == {("all_reduce", ("fsdp",), "ici"): 2 * scattered}
+    assert profile.moved(as_needed=True) == {("reduce_scatter", ("fsdp",), "ici"): scattered}
+    assert profile.avoidable_wire_bytes == scattered
+    assert profile.unexpected({("reduce_scatter", ("fsdp",), "ici"): scattered}) == {}

@@ -9,6 +9,7 @@ import pytest
 
 from asap_ray.compiler import work
 from asap_ray.compiler.hlo import Module, parse
+from asap_ray.compiler.kernels import kernel_work
 from tests.compiler.conftest import PLANS, Profiled, Read
 from tests.compiler.programs import BATCH, HIDDEN, LAYERS, LENGTH, WIDTH
 from tests.problems import CHIPS
@@ -154,3 +155,49 @@ ENTRY %main (p: f32[64,1024], i: s32[]) -> f32[64,1024] {
     row, whole = 4 * 1024, 4 * 64 * 1024
     moved = {each.name: work.hbm_bytes(program, entry, each) for each in entry.instructions}
     assert moved == {"p": 0, "i": 0, "a": 2 * row, "b": 2 * row, "v": whole, "c": whole}
+
+
+def test_a_trainer_may_say_what_its_attention_does() -> None:
+    program = parse(
+        """HloModule m
+
+ENTRY %main (q: bf16[2,8,1024,64]) -> bf16[2,8,1024,64] {
+  %q = bf16[2,8,1024,64] parameter(0)
+  %f = bf16[2,8,1024,64] custom-call(%q, %q, %q)
+, custom_call_target="tpu_custom_call"
+, metadata={op_name="jvp(layers)/pairs=1000/vmap(splash_mha_fwd)/pallas_call"}
+, backend_config={"custom_call_config":{"body":"x","cost_estimate":{"flops":"5000000","transcendentals":"1"}}}
+  %splash_mha_dkv.1 = (bf16[2,8,1024,64], bf16[2,8,1024,64], bf16[2,8,1024,64]) custom-call(%q, %q, %q, %f)
+, custom_call_target="tpu_custom_call"
+, metadata={op_name="transpose(jvp(layers))/pairs=1000/vmap(splash_mha_dkv)/pallas_call"}
+  ROOT %r = bf16[2,8,1024,64] get-tuple-element(%splash_mha_dkv.1), index=0
+}
+"""
+    )
+    entry = program.computations["main"]
+    forward, backward = (kernel_work(entry, each) for each in entry.instructions if each.opcode == "custom-call")
+    one = 2.0 * 16 * 1000 * 64  # a matmul over the pairs that 2 x 8 heads see
+    assert (forward.flops, forward.flops + forward.redone_flops) == (2 * one, 5e6)
+    assert (forward.masked, forward.widths) == (True, (64, 64))
+    # Of five matmuls of one width the scores are done again.
+    assert (backward.flops, backward.redone_flops, backward.masked) == (4 * one, one, False)
+
+
+def test_matmuls_of_a_library() -> None:
+    program = parse(
+        """HloModule m
+
+ENTRY %main (a: bf16[4,128,256], b: bf16[4,256,64]) -> bf16[4,128,64] {
+  %a = bf16[4,128,256] parameter(0)
+  %b = bf16[4,256,64] parameter(1)
+  %g = (bf16[4,128,64], s8[1024]) custom-call(%a, %b)
+, custom_call_target="__cublas$gemm"
+, backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],
+"rhs_contracting_dimensions":["1"],"lhs_batch_dimensions":["0"]}}}
+  ROOT %r = bf16[4,128,64] get-tuple-element(%g), index=0
+}
+"""
+    )
+    entry = program.computations["main"]
+    done = kernel_work(entry, entry.by_name["g"])
+    assert (done.flops, done.sizes) == (2.0 * 4 * 128 * 256 * 64, (128.0, 256.0, 64.0, 4.0))
