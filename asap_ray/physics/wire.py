@@ -209,13 +209,15 @@ def _experts(account: _Account, runs: float) -> None:
 def _edges(account: _Account) -> None:
     """Embedding and head: each gathered once, its gradient scattered; the embedding's sum and the head's input."""
     architecture, stack = account.problem.workload.architecture, account.problem.stack
-    tables = [architecture.vocab * architecture.d_model]
-    if not architecture.tied:  # where they are one table, the compiler gathers it once and adds its gradients up first
-        tables.append(architecture.head.parameters)
-    for parameters in tables:
-        whole = parameters / account.sizes["tensor"] * account.number_bytes
-        account.add("all_gather", sharding_axes(stack), whole, account.edge_runs)
-        account.add("reduce_scatter", sharding_axes(stack), whole, account.edge_runs)
+    embedding, head = architecture.vocab * architecture.d_model, architecture.head.parameters
+    # Of one table for both the compiler gathers one copy; it adds its two gradients up first, where no pipeline's loop
+    # stands between them.
+    for kind, both in (
+        ("all_gather", not architecture.tied),
+        ("reduce_scatter", not architecture.tied or account.sizes["pipeline"] > 1),
+    ):
+        whole = (embedding + both * head) / account.sizes["tensor"] * account.number_bytes
+        account.add(kind, sharding_axes(stack), whole, account.edge_runs)
     account.add("all_gather", ["tensor"], account.block_bytes, 2 * account.edge_runs)
     account.add("reduce_scatter", ["tensor"], account.block_bytes, 2 * account.edge_runs)
     # Of each token the largest logit, and the sum of the exponents, in float32.

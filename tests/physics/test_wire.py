@@ -105,3 +105,19 @@ def test_nodes_of_gpus_run_one_collective_for_all_ranks() -> None:
     found = predicted("h100x16", "fsdp=8x2 micro_batch=1 remat=full")
     assert found["all_gather", ("fsdp",), "dcn"] == (2 * 4 * LAYER + EDGES) * 2 * 15 / 16
     assert ("all_gather", ("fsdp",), "ici") not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "scatters"),
+    [
+        ("fsdp=4 micro_batch=1 remat=full", 1),
+        ("fsdp=2 pipeline=2 micro_batch=1 accumulation=2 schedule=gpipe remat=full", 2),
+    ],
+)
+def test_one_table_for_embedding_and_head(line: str, scatters: int) -> None:
+    tied, untied = predicted("v5e:2x2", line, replace(DENSE, tied=True)), predicted("v5e:2x2", line)
+    away = 1 - 1 / Plan.parse(line).axes["fsdp"]
+    table = EDGES / 2 * 2 * away
+    assert untied["all_gather", ("fsdp",), "ici"] - tied["all_gather", ("fsdp",), "ici"] == table
+    less = untied["reduce_scatter", ("fsdp",), "ici"] - tied["reduce_scatter", ("fsdp",), "ici"]
+    assert less == (2 - scatters) * table
