@@ -19,6 +19,7 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.report.explanation import Explanation, blocks, closing, explanation_fields
 from asap_ray.report.files import write_whole
 from asap_ray.report.live import live
+from asap_ray.report.outline import heading
 from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.space import Space
 from asap_ray.tasks import record
@@ -64,11 +65,12 @@ def run(config: Config) -> int:
     ledger = open_run(config)
     record.started(ledger, config, setting.workload, command_line(), versions())
     record.narrowed(ledger, space.narrowings)
-    if config.output != "json":
-        if not early:
-            announce(config.model_name, setting.workload, setting.slices, output, stream)
-        print_blocks([*blocks(told)], output, sys.stdout)
-    if compiling is not None:
+    priced = [heading(config.model_name, setting.workload, setting.slices)] if not early else []
+    priced += blocks(told)
+    if compiling is not None:  # what the roofline says need not wait for a compiler
+        if config.output != "json":
+            print_blocks(priced, output, stream)
+            priced = []
         told = _compiled(config, compiling, told, ledger, stream, started)
     fields = explanation_fields(told)
     ledger.append("explained", {"plan": told.estimate.plan.line, **fields})
@@ -77,7 +79,7 @@ def run(config: Config) -> int:
     if config.output == "json":  # one line, as task=tune: the jobs of a sweep are one object a line
         sys.stdout.write(json.dumps(fields, allow_nan=False) + "\n")
     else:
-        print_blocks([*closing(told, str(path))], output, sys.stdout)
+        print_blocks([*priced, *closing(told, str(path))], output, sys.stdout)
     return 0
 
 
