@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from asap_ray.layers import Attention, LatentAttention
 from asap_ray.trainer.attention import AttentionShape, attend
-from asap_ray.trainer.layers import Block, Norm, gather_sequence, matmul, rotated, scatter_sequence
+from asap_ray.trainer.layers import Block, Norm, Turns, gather_sequence, matmul, rotated, scatter_sequence
 from asap_ray.trainer.spec import Spec
 
 
@@ -38,7 +38,7 @@ class SelfAttention(Block):
         self.key_norm = Norm(spec, stacked, rngs, widths[1]) if a.qk_norm else None
         self.how = shape_of(spec, window, a.head_dim)
 
-    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, turn: Turns) -> jax.Array:
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         x = gather_sequence(x, self.spec)
         q, k, v = (matmul(x, self.whole(w), self.spec) for w in (self.query, self.key, self.value))
@@ -47,7 +47,7 @@ class SelfAttention(Block):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self._normed(self.query_norm, q), self._normed(self.key_norm, k)
         if not self.spec.workload.architecture.learned_positions:
-            q, k = rotated(q, positions), rotated(k, positions)
+            q, k = rotated(q, turn), rotated(k, turn)
         q = checkpoint_name(q, "query")
         k, v = checkpoint_name(k, "key_value"), checkpoint_name(v, "key_value")
         o = attend(q, k, v, self.how, None if self.sinks is None else self.sinks[...])
@@ -83,7 +83,7 @@ class MultiLatentAttention(Block):
         self.out_bias = None
         self.how = shape_of(spec, 0, a.qk_head_dim)
 
-    def __call__(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, turn: Turns) -> jax.Array:
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         spec, a = self.spec, self.a
         if self.query_down is not None and self.query_norm is not None:
@@ -96,10 +96,10 @@ class MultiLatentAttention(Block):
         narrow = gather_sequence(narrow, spec)
         kv = matmul(narrow[..., : a.kv_lora_rank], self.whole(self.key_value_up), spec)
         k, v = jnp.split(kv, [a.nope_head_dim], axis=-1)
-        turned = rotated(narrow[..., None, a.kv_lora_rank :], positions)
+        turned = rotated(narrow[..., None, a.kv_lora_rank :], turn)
         k = jnp.concatenate([k, jnp.broadcast_to(turned, (*k.shape[:-1], a.rope_head_dim))], axis=-1)
         q_plain, q_turned = jnp.split(q, [a.nope_head_dim], axis=-1)
-        q = checkpoint_name(jnp.concatenate([q_plain, rotated(q_turned, positions)], axis=-1), "query")
+        q = checkpoint_name(jnp.concatenate([q_plain, rotated(q_turned, turn)], axis=-1), "query")
         k, v = checkpoint_name(k, "key_value"), checkpoint_name(v, "key_value")
         return _projected(self, attend(q, k, v, self.how))
 

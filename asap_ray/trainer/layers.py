@@ -12,7 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from asap_ray.trainer.fp8 import fp8_matmul
-from asap_ray.trainer.sharding import GATHERED, Names, gathered
+from asap_ray.trainer.gather import gathered
+from asap_ray.trainer.sharding import GATHERED, Names
 from asap_ray.trainer.spec import Spec, psum
 
 ROPE_BASE = 10_000.0
@@ -55,7 +56,7 @@ class Block(nnx.Module):
         with jax.named_scope("gather"):
             shard = weight[...].astype(self.spec.dtype)
             shard = shard.reshape(*shard.shape[:-2], -1) if flat else shard
-            return gathered(shard, weight.shards)
+            return gathered(shard, weight.shards, self.spec.plan, torus=self.spec.platform == "tpu")
 
 
 class Norm(Block):
@@ -91,11 +92,20 @@ class Norm(Block):
         return jax.lax.dynamic_slice_in_dim(vector, jax.lax.axis_index(across) * width, width)
 
 
-def rotated(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rotary position embedding of x [b, s, heads, width] at positions [s], halves as pairs."""
-    half = x.shape[-1] // 2
+Turns = tuple[jax.Array, jax.Array]
+"""Cosines and sines of rotary angles, each [s, width / 2]."""
+
+
+def turns(positions: jax.Array, width: int) -> Turns:
+    """Those of `width` numbers at positions [s]. They are made once a step: layers only multiply by them."""
+    half = width // 2
     angles = positions[:, None].astype(jnp.float32) * ROPE_BASE ** (-jnp.arange(half) / half)
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotated(x: jax.Array, by: Turns) -> jax.Array:
+    """Rotary position embedding of x [b, s, heads, width] by the `turns` of its positions, halves as pairs."""
+    cos, sin = (each[:, None, :] for each in by)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 

@@ -21,7 +21,7 @@ from asap_ray.layers import LatentAttention
 from asap_ray.stack import Remat
 from asap_ray.trainer.attention import positions
 from asap_ray.trainer.heads import MultiLatentAttention, SelfAttention
-from asap_ray.trainer.layers import Block, FeedForward, Norm, gather_sequence, scatter_sequence
+from asap_ray.trainer.layers import Block, FeedForward, Norm, Turns, gather_sequence, scatter_sequence, turns
 from asap_ray.trainer.loss import cross_entropy
 from asap_ray.trainer.mixture import Mixture
 from asap_ray.trainer.spec import NotTrainedError, Spec
@@ -97,13 +97,13 @@ class Layer(Block):
         norms = [Norm(spec, stacked, rngs, model.d_model) for _ in range(model.norms_per_layer)]
         self.norms = nnx.List(norms)
 
-    def __call__(self, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [b, s, d] after the layer, and the choices of experts that it dropped; `at` are the positions of the tokens
-        of the context rank."""
+    def __call__(self, x: jax.Array, turn: Turns) -> tuple[jax.Array, jax.Array]:
+        """x [b, s, d] after the layer, and the choices of experts that it dropped; `turn` are those of the positions of
+        the context rank's tokens."""
         x = checkpoint_name(x, "input")
         before, after = self.norms[:2], self.norms[2:]
         with jax.named_scope("attention"):
-            y = self.attention(checkpoint_name(before[0](x), "attn_in"), at)
+            y = self.attention(checkpoint_name(before[0](x), "attn_in"), turn)
         x = x + (after[0](y) if after else y)
         y, dropped = self.mixer(checkpoint_name(before[1](x), "mlp_in"))
         return x + (after[1](y) if after else y), dropped
@@ -136,6 +136,13 @@ class Decoder(Block):
         """Positions of the tokens of this context rank [s]."""
         return positions(self.spec.workload.seq_len, self.spec.sizes["context"])
 
+    @property
+    def turns(self) -> Turns:
+        """The rotary angles of the tokens of this context rank."""
+        attention = self.spec.workload.architecture.attention
+        latent = isinstance(attention, LatentAttention)
+        return turns(self.at, attention.rope_head_dim if latent else attention.qk_head_dim)
+
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Tokens [b, s] to embeddings [b, s / tensor, d]: each tensor rank looks up its part of the vocabulary."""
         with jax.named_scope("embed"):
@@ -160,9 +167,9 @@ class Decoder(Block):
 
     def layers(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x [b, s, d] after all layers that this device holds, and the choices of experts that they dropped."""
-        at, dropped = self.at, jnp.zeros((), jnp.float32)
+        turn, dropped = self.turns, jnp.zeros((), jnp.float32)
         for run in self.runs:
-            x, more = scanned(run, x, at, saving(self.spec.remat))
+            x, more = scanned(run, x, turn, saving(self.spec.remat))
             dropped += more
         return x, dropped
 
@@ -175,7 +182,7 @@ class Decoder(Block):
             return cross_entropy(x.reshape(-1, model.d_model), head, targets.reshape(-1), split, model.vocab)
 
 
-def scanned(run: nnx.List, x: jax.Array, at: jax.Array, policy: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
+def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
     """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats; and what of experts'
     choices they dropped."""
     graph, weights = nnx.split(run)
@@ -185,7 +192,7 @@ def scanned(run: nnx.List, x: jax.Array, at: jax.Array, policy: Callable[..., An
         for i in range(len(run)):
 
             def layer(x: jax.Array, each: nnx.State, i: int = i) -> tuple[jax.Array, jax.Array]:
-                return nnx.merge(graph, each)[i](x, at)
+                return nnx.merge(graph, each)[i](x, turn)
 
             x, more = jax.checkpoint(layer, policy=policy, prevent_cse=False)(x, each)
             dropped += more

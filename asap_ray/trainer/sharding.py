@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -72,14 +71,6 @@ def mesh_axes_of(spec: PartitionSpec) -> tuple[str, ...]:
     for entry in spec:
         flat.extend((entry,) if isinstance(entry, str) else entry or ())
     return tuple(flat)
-
-
-def gathered(weight: jax.Array, shards: PartitionSpec) -> jax.Array:
-    """A weight's shards brought together over the mesh axes named; its gradient is reduce-scattered over them."""
-    for dimension, axes in enumerate(shards):
-        if axes:
-            weight = jax.lax.all_gather(weight, axes, axis=dimension, tiled=True)
-    return weight
 
 
 def device_mesh(plan: Plan, slice_: Slice, devices: Sequence[Any]) -> Mesh:

@@ -162,14 +162,14 @@ def _loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Ar
 
 def _pipelined_loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """This device's share of the summed loss of the micro-batches that it holds [rounds, b, s], and what it dropped."""
-    spec, at, (run,) = model.spec, model.at, model.runs
+    spec, turn, (run,) = model.spec, model.turns, model.runs
     stages, chunks = spec.sizes["pipeline"], spec.plan.virtual
     graph, weights = nnx.split(run)
     weights = jax.tree.map(lambda w: w.reshape(chunks, w.shape[0] // chunks, *w.shape[1:]), weights)
 
     def chunk_of(x: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = k if chunks > 1 else 0
-        return scanned(nnx.merge(graph, jax.tree.map(lambda w: w[index], weights)), x, at, saving(spec.remat))
+        return scanned(nnx.merge(graph, jax.tree.map(lambda w: w[index], weights)), x, turn, saving(spec.remat))
 
     _, held = jax.lax.scan(lambda _, each: (None, model.embed(each)), None, tokens)
     held, dropped = pipelined(chunk_of, held, stages, chunks)
