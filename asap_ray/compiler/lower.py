@@ -91,7 +91,8 @@ def compile_plan(request: Request) -> Build:
 def _compiled(request: Request, program: Any, mesh: Any, steps: Steps) -> Build:
     platform = request.platform
     with steps("trace"):
-        step = program(request.workload, request.plan, request.stack, mesh, platform=platform)
+        # Routing is taken as even, as physics takes it: then experts need no room beyond their share.
+        step = program(request.workload, request.plan, request.stack, mesh, platform=platform, room=1.0)
         traced = step.jitted.trace(*step.arguments)
     with steps("lower"):
         lowered = traced.lower(lowering_platforms=(platform,))

@@ -168,8 +168,9 @@ def _pipelined_loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tu
     weights = jax.tree.map(lambda w: w.reshape(chunks, w.shape[0] // chunks, *w.shape[1:]), weights)
 
     def chunk_of(x: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index = k if chunks > 1 else 0
-        return scanned(nnx.merge(graph, jax.tree.map(lambda w: w[index], weights)), x, turn, saving(spec.remat))
+        # Even a single chunk is picked by the tick: what no tick changes, JAX would gather once and hold for all of them.
+        mine = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, k, 0, keepdims=False), weights)
+        return scanned(nnx.merge(graph, mine), x, turn, saving(spec.remat))
 
     _, held = jax.lax.scan(lambda _, each: (None, model.embed(each)), None, tokens)
     held, dropped = pipelined(chunk_of, held, stages, chunks)

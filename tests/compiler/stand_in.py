@@ -28,7 +28,7 @@ def device_mesh(plan, slice_, devices) -> Mesh:
     return Mesh(np.array(devices).reshape(plan.sizes), AXES)
 
 
-def train_step(workload, plan, stack, mesh, *, platform) -> Step:
+def train_step(workload, plan, stack, mesh, *, platform, room) -> Step:
     """Layers of two matmuls, plain SGD with momentum; every weight sharded over fsdp on its first dimension."""
     model, tokens = workload.architecture, workload.global_batch * workload.seq_len
     split = NamedSharding(mesh, PartitionSpec(None, "fsdp", None))
