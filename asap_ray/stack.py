@@ -88,7 +88,10 @@ class Stack:
     `splits_logits`, on each of its ranks, where gathering them holds `gathering_bytes` a logit more. Where kernels are
     not fused, `score_bytes` are kept for each attention score besides its softmax, `norm_bytes` for each number of a
     norm besides its input and output, `gate_bytes` for each number of a gate's output besides its inputs and itself.
-    `gathered_layers` are layers whose sharded weights are whole at once. `sources` says where each figure is from.
+    `gathered_layers` are layers whose sharded weights are whole at once. `sums_bytes` are held a parameter beside the
+    gradients of one micro-batch where several add up outside of a pipeline. `logit_chunk` is how many logits exist at
+    once (0: all of a micro-batch), each chunk adding its part to a gradient of the head. `sources` says where each
+    figure is from.
     """
 
     name: str
@@ -116,6 +119,8 @@ class Stack:
     logit_bytes: float
     splits_logits: bool
     norm_bytes: float
+    sums_bytes: float
+    logit_chunk: float
     gate_bytes: float
     gathered_layers: float
     reruns_output: bool
@@ -152,7 +157,10 @@ _LISTS: Mapping[str, tuple[object, ...]] = {
 }
 _MAY_BE_EMPTY = ("shards_weights", "precisions")
 _FLAGS = tuple(name for name, kind in get_type_hints(Stack).items() if kind is bool)
-_NUMBERS = ("logit_bytes", "gathering_bytes", "score_bytes", "norm_bytes", "gate_bytes", "gathered_layers")
+_NUMBERS = (
+    *("logit_bytes", "gathering_bytes", "score_bytes", "norm_bytes", "gate_bytes", "gathered_layers"),
+    *("sums_bytes", "logit_chunk"),
+)
 
 
 def stack_from_mapping(given: Mapping[str, Any]) -> Stack:

@@ -163,6 +163,7 @@ def test_a_stack_is_a_mapping(given: Any) -> None:
 def test_every_figure_has_a_source_or_is_assumed(name: str) -> None:
     given = YAML[name]
     numbers = ("logit_bytes", "gathering_bytes", "score_bytes", "norm_bytes", "gate_bytes", "gathered_layers")
+    numbers = (*numbers, "sums_bytes", "logit_chunk")
     figures = {"state", "remat", *numbers}
     assert set(given["sources"]) == figures
     for key, text in given["sources"].items():

@@ -47,13 +47,19 @@ class Request:
     def key(self, sources: str, toolchain: Mapping[str, str]) -> str:
         """What decides the result, as one hash: of the request, the hash of the code, and the compiler's versions.
 
-        The datasheet's prices and sources, and the stack's sources, decide nothing.
+        Of the stack that is what the trainer reads: the axes that shard weights, and what the plan's policy saves. The
+        same request has the same key in every process: nothing in it is a set.
         """
         chip = {"name": self.slice.chip.name, "topology": self.slice.topology, "slices": self.slice.slices}
-        stack = {name: value for name, value in asdict(self.stack).items() if name != "sources"}
+        policy = next((each for each in self.stack.remat if each.name == self.plan.remat), None)
+        kept = {name: _sorted(value) for name, value in asdict(policy).items() if name != "name"} if policy else {}
+        stack = {"expert": self.stack.expert, "shards_weights": sorted(self.stack.shards_weights), "remat": kept}
+        workload = asdict(self.workload)
+        for name in ("name", "source"):  # what a model is called decides nothing
+            del workload["architecture"][name]
         given = {
-            "workload": asdict(self.workload),
-            "plan": asdict(_canonical(self.plan)),
+            "workload": workload,
+            "plan": {**asdict(_canonical(self.plan)), "remat": ""},
             "chip": chip,
             "stack": stack,
             "flags": sorted(self.flags),
@@ -61,7 +67,11 @@ class Request:
             "sources": sources,
             "toolchain": dict(toolchain),
         }
-        return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+
+
+def _sorted(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def _canonical(plan: Plan) -> Plan:

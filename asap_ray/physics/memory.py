@@ -77,7 +77,7 @@ def activation_bytes(problem: Problem, units: Units) -> ActivationBytes:
         running = np.maximum(running, summed(sizes.values()))
         if problem.stack.passes_gradients:
             passing = np.maximum(passing, summed(size for name, size in sizes.items() if name in PASSING))
-    logits = units.tokens * architecture.vocab * _logit_bytes(problem.stack, units)
+    logits = _logits(problem, units)
     block = units.tokens * architecture.d_model * units.number_bytes
     edges = 2 * block / units.sequence_shards
     passing = passing + WHOLE_BLOCKS * (block - block / units.sequence_shards)
@@ -87,10 +87,12 @@ def activation_bytes(problem: Problem, units: Units) -> ActivationBytes:
     )
 
 
-def _logit_bytes(stack: Stack, units: Units) -> np.ndarray:
-    if stack.splits_logits:
-        return stack.logit_bytes / units.tensor
-    return stack.logit_bytes + stack.gathering_bytes * (units.tensor > 1)
+def _logits(problem: Problem, units: Units) -> np.ndarray:
+    stack, numbers = problem.stack, units.tokens * problem.workload.architecture.vocab
+    if not stack.splits_logits:
+        return numbers * (stack.logit_bytes + stack.gathering_bytes * (units.tensor > 1))
+    here = numbers / units.tensor
+    return stack.logit_bytes * (np.minimum(here, stack.logit_chunk) if stack.logit_chunk else here)
 
 
 def _tensor_bytes(problem: Problem, units: Units, group: LayerGroup) -> dict[str, np.ndarray]:
@@ -170,12 +172,13 @@ def _tensors(
     edge = np.where(alike, state.edges, edge)
     dense, routed = layers_state(problem, state, layers, layers / c["virtual"], last=which == LAST)
     dense = dense + edge
-    sharded = _sharded_state(problem, state, dense, routed, c["zero"])
+    sharded = _sharded_state(problem, state, dense, routed, c)
     # Outside of a pipelined loop all micro-batches' logits exist at once, each stage holding its share of them.
-    looped = alike & (c["pipeline"] > 1)
+    looped = alike & (c["pipeline"] > 1) & (not stack.logit_chunk)
     logits = activations.logits * np.where(looped, c["accumulation"] / c["pipeline"], 1.0)
     running, layer = np.maximum(activations.running - activations.kept, 0.0), _gathered_layer(problem, state, wide)
     head = _gathered_edge(problem, state, np.where(alike, state.edges, state.head), wide)
+    head = head + wide * state.head * (stack.logit_chunk > 0)
     passing = activations.passing + stack.holds_gradients * wide * state.dense_layer
     # In the loss of a step's only micro-batch there may be no gradients yet: logits stand in their room first.
     early = alike & (c["accumulation"] == 1) & (not stack.holds_gradients)
@@ -192,14 +195,15 @@ def _tensors(
 
 
 def _sharded_state(
-    problem: Problem, state: StateShards, dense: np.ndarray, routed: np.ndarray, zero: np.ndarray
+    problem: Problem, state: StateShards, dense: np.ndarray, routed: np.ndarray, c: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    bytes_of = problem.stack.state
+    bytes_of, zero = problem.stack.state, c["zero"]
+    sums = problem.stack.sums_bytes * ((c["accumulation"] > 1) & (c["pipeline"] == 1))
     dense_shard, routed_shard = dense / state.dense_shards, routed / state.routed_shards
     spread = dense_shard / state.dense_replicas + routed_shard / state.routed_replicas
     whole = dense_shard + routed_shard
     return {
-        "gradients": bytes_of.gradients * np.where(zero >= 2, spread, whole),
+        "gradients": bytes_of.gradients * np.where(zero >= 2, spread, whole) + sums * whole,
         "optimizer": bytes_of.optimizer * np.where(zero >= 1, spread, whole),
     }
 

@@ -90,7 +90,9 @@ def _forward(weight: jax.Array, axes: tuple[str, ...], dimension: int, steps: tu
 
 
 def _backward(axes: tuple[str, ...], dimension: int, steps: tuple[Phase, ...], _: None, gradient: jax.Array) -> tuple:
-    return (jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True),)
+    summed = jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True)
+    # The barrier keeps XLA:TPU from moving the reduction out of a loop that adds its results up, at which it may fail.
+    return (jax.lax.optimization_barrier(summed),)
 
 
 _together.defvjp(_forward, _backward)

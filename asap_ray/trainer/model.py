@@ -63,13 +63,13 @@ def segments(architecture: Architecture) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def saving(policy: Remat) -> Callable[..., Any]:
-    """The checkpoint policy that keeps what a stack's policy names."""
+def saving(policy: Remat, *also: str) -> Callable[..., Any]:
+    """The checkpoint policy that keeps what a stack's policy names, and `also` what it does not offload."""
     offloaded = sorted(policy.offloaded | ({"input"} if policy.offload_input else set()))
     if not offloaded:
-        return jax.checkpoint_policies.save_only_these_names(*sorted(policy.saved))
+        return jax.checkpoint_policies.save_only_these_names(*sorted(policy.saved), *also)
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=sorted(policy.saved),
+        names_which_can_be_saved=[*sorted(policy.saved), *(name for name in also if name not in offloaded)],
         names_which_can_be_offloaded=offloaded,
         offload_src="device",
         offload_dst="pinned_host",
@@ -182,7 +182,7 @@ class Decoder(Block):
             return cross_entropy(x.reshape(-1, model.d_model), head, targets.reshape(-1), split, model.vocab)
 
 
-def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
+def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any] | None) -> tuple[jax.Array, jax.Array]:
     """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats; and what of experts'
     choices they dropped."""
     graph, weights = nnx.split(run)
@@ -194,7 +194,8 @@ def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any]
             def layer(x: jax.Array, each: nnx.State, i: int = i) -> tuple[jax.Array, jax.Array]:
                 return nnx.merge(graph, each)[i](x, turn)
 
-            x, more = jax.checkpoint(layer, policy=policy, prevent_cse=False)(x, each)
+            run_layer = jax.checkpoint(layer, policy=policy, prevent_cse=False) if policy else layer
+            x, more = run_layer(x, each)
             dropped += more
         return x, dropped
 

@@ -144,8 +144,7 @@ def _accumulated(
         return differentiate(narrow, tokens[0], targets[0])
 
     def add(sums: tuple, batch: tuple[jax.Array, jax.Array]) -> tuple[tuple, None]:
-        # The barrier keeps XLA:TPU from moving the gradients' reductions out of this loop, at which it may fail.
-        found = jax.lax.optimization_barrier(differentiate(narrow, *batch))
+        found = differentiate(narrow, *batch)
         with jax.named_scope("accumulate"):
             return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), sums, found), None
 
@@ -167,10 +166,16 @@ def _pipelined_loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tu
     graph, weights = nnx.split(run)
     weights = jax.tree.map(lambda w: w.reshape(chunks, w.shape[0] // chunks, *w.shape[1:]), weights)
 
-    def chunk_of(x: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Even a single chunk is picked by the tick: what no tick changes, JAX would gather once and hold for all of them.
+    def chunk(x: jax.Array, k: jax.Array, weights: nnx.State) -> tuple[jax.Array, jax.Array]:
+        # Even a single chunk is picked by the tick: what no tick changes, JAX would gather once and hold for all.
         mine = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, k, 0, keepdims=False), weights)
         return scanned(nnx.merge(graph, mine), x, turn, saving(spec.remat))
+
+    # Rematerialised as a whole, layers' inputs saved: a layer on its own would save its picked weights in every tick.
+    again = jax.checkpoint(chunk, policy=saving(spec.remat, "input"), prevent_cse=False)
+
+    def chunk_of(x: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return again(x, k, weights)
 
     _, held = jax.lax.scan(lambda _, each: (None, model.embed(each)), None, tokens)
     held, dropped = pipelined(chunk_of, held, stages, chunks)
