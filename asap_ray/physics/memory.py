@@ -28,7 +28,6 @@ from asap_ray.physics.state import StateShards, holds_both_edges, layers_state
 from asap_ray.physics.units import NUMBER_BYTES, Units
 from asap_ray.plan import PRECISIONS
 from asap_ray.problem import GPIPE, NONE, ZERO_BUBBLE, Problem
-from asap_ray.stack import Stack
 from asap_ray.workload import DTYPE_BYTES
 
 TENSOR_PARTS = ("weights", "gradients", "optimizer", "activations", "passing", "logits", "gathered")
@@ -131,9 +130,9 @@ def in_flight(problem: Problem, c: Mapping[str, np.ndarray]) -> tuple[np.ndarray
     first = np.where(c["virtual"] > 1, stages + ramp, stages)
     last = np.where(c["schedule"] == ZERO_BUBBLE, stages, stages - ramp)
     everything = (c["schedule"] == GPIPE) | (problem.stack.holds_all & (c["schedule"] != NONE))
-    return np.where(everything, batches, np.minimum(batches, first)), np.where(
-        everything, batches, np.minimum(batches, last)
-    )
+    # A loop keeps the ticks of its ramp as well, in which some stages work on nothing.
+    held = batches + np.where(problem.stack.holds_all & (stages > 1), ramp, 0.0)
+    return np.where(everything, held, np.minimum(batches, first)), np.where(everything, held, np.minimum(batches, last))
 
 
 def memory_parts(
@@ -198,7 +197,8 @@ def _sharded_state(
     problem: Problem, state: StateShards, dense: np.ndarray, routed: np.ndarray, c: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     bytes_of, zero = problem.stack.state, c["zero"]
-    sums = problem.stack.sums_bytes * ((c["accumulation"] > 1) & (c["pipeline"] == 1))
+    # A loop over a pipeline sums twice: into what it picked of the weights, and that into all; and it holds what it picked.
+    sums = problem.stack.sums_bytes * ((c["accumulation"] > 1).astype(float) + (c["pipeline"] > 1))
     dense_shard, routed_shard = dense / state.dense_shards, routed / state.routed_shards
     spread = dense_shard / state.dense_replicas + routed_shard / state.routed_replicas
     whole = dense_shard + routed_shard

@@ -182,7 +182,7 @@ class Decoder(Block):
             return cross_entropy(x.reshape(-1, model.d_model), head, targets.reshape(-1), split, model.vocab)
 
 
-def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any] | None) -> tuple[jax.Array, jax.Array]:
+def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
     """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats; and what of experts'
     choices they dropped."""
     graph, weights = nnx.split(run)
@@ -194,8 +194,7 @@ def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any]
             def layer(x: jax.Array, each: nnx.State, i: int = i) -> tuple[jax.Array, jax.Array]:
                 return nnx.merge(graph, each)[i](x, turn)
 
-            run_layer = jax.checkpoint(layer, policy=policy, prevent_cse=False) if policy else layer
-            x, more = run_layer(x, each)
+            x, more = jax.checkpoint(layer, policy=policy, prevent_cse=False)(x, each)
             dropped += more
         return x, dropped
 
