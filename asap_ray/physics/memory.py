@@ -197,7 +197,7 @@ def _sharded_state(
     problem: Problem, state: StateShards, dense: np.ndarray, routed: np.ndarray, c: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     bytes_of, zero = problem.stack.state, c["zero"]
-    # A loop over a pipeline sums twice: into what it picked of the weights, and that into all; and it holds what it picked.
+    # A loop over a pipeline holds, besides the sum, what a tick picked of the weights or its gradient.
     sums = problem.stack.sums_bytes * ((c["accumulation"] > 1).astype(float) + (c["pipeline"] > 1))
     dense_shard, routed_shard = dense / state.dense_shards, routed / state.routed_shards
     spread = dense_shard / state.dense_replicas + routed_shard / state.routed_replicas
