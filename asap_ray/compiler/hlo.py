@@ -33,6 +33,8 @@ _SOURCE = re.compile(r'source_file="([^"]*)".*?source_line=(\d+)')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _NUMBERS = re.compile(r"(\w+)=(\d+)")
+SHARED = ("matmul", "whole", "gathered", "_together", "_backward", "gather_sequence", "scatter_sequence")
+"""Functions of the trainer that every block goes through: who called them is what an op's source should say."""
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -130,7 +132,7 @@ class Module:
     header: str
     computations: Mapping[str, Computation]
     entry: str
-    frames: Mapping[int, tuple[str, int, int]] = field(default_factory=dict)
+    frames: Mapping[int, tuple[str, int, int, str]] = field(default_factory=dict)
 
     @cached_property
     def partitions(self) -> int:
@@ -153,23 +155,24 @@ class Module:
         return self.computations.get(instruction.called.get(role, ""))
 
     def source(self, instruction: Instruction) -> str:
-        """`file:line` of an op: the innermost frame inside the package, else the innermost of all; else nothing."""
+        """`file:line` of an op: the innermost frame inside the package that is no function which every block goes
+        through, else the innermost of all; nothing where none is known."""
         places = list(self._places(instruction))
-        own = [place for place in places if PACKAGE in place[0]]
         if not places:
             return ""
-        file, line = own[0] if own else places[0]
-        return f"{file[file.rfind(PACKAGE) :] if own else file}:{line}"
+        own = [place for place in places if PACKAGE in place[0]] or places
+        file, line, _ = next((place for place in own if place[2] not in SHARED), own[0])
+        return f"{file[file.rfind(PACKAGE) :] if PACKAGE in file else file}:{line}"
 
-    def _places(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
+    def _places(self, instruction: Instruction) -> Iterator[tuple[str, int, str]]:
         if found := _FRAME.search(instruction.attributes):
             frame = int(found[1])
             while frame in self.frames:
-                file, line, parent = self.frames[frame]
-                yield file, line
+                file, line, parent, function = self.frames[frame]
+                yield file, line, function
                 frame = parent if parent < frame else 0
         elif found := _SOURCE.search(instruction.attributes):
-            yield found[1], int(found[2])
+            yield found[1], int(found[2]), ""
 
 
 def parse(text: str | Iterable[str]) -> Module:
@@ -242,16 +245,20 @@ def _closing(text: str, start: int) -> int:
     return end
 
 
-def _frames(tables: Mapping[str, list[str]]) -> dict[int, tuple[str, int, int]]:
-    """File, line and the caller's frame of each stack frame; a caller is printed as its number and one."""
-    files = {int(number): name.strip().strip('"') for number, _, name in map(_partition, tables["FileNames"])}
+def _frames(tables: Mapping[str, list[str]]) -> dict[int, tuple[str, int, int, str]]:
+    """File, line, caller's frame and function of each stack frame; a caller is printed as its number and one."""
+    files, functions = (
+        {int(number): name.strip().strip('"') for number, _, name in map(_partition, tables[table])}
+        for table in ("FileNames", "FunctionNames")
+    )
     places = {int(number): _fields(rest) for number, _, rest in map(_partition, tables["FileLocations"])}
     found = {}
     for number, _, rest in map(_partition, tables["StackFrames"]):
         frame = _fields(rest)
         place = places.get(frame["file_location_id"], {})
         file = files.get(place.get("file_name_id", 0), "")
-        found[int(number)] = (file, place.get("line", 0), frame.get("parent_frame_id", 1) - 1)
+        function = functions.get(place.get("function_name_id", 0), "").rpartition(".")[2]
+        found[int(number)] = (file, place.get("line", 0), frame.get("parent_frame_id", 1) - 1, function)
     return found
 
 
