@@ -171,6 +171,8 @@ def _seen(seen: Observation, wires: float, exposed: float) -> list[str]:
     lines.append(redundant_words(seen))
     for each in seen.unpredicted:
         lines.append(f"not predicted: {each.category} over {each.over}, {each.wire_bytes / 1e9:.3g} GB a device")
+    if avoidable := avoidable_words(seen):
+        lines.append(avoidable)
     lines.append(place_words(seen))
     lines += [f"not certain: {doubt}" for doubt in seen.doubts]
     return lines
@@ -182,6 +184,26 @@ def redundant_words(seen: Observation) -> str:
     words = f"recomputation {seen.recomputed:+.1%} FLOPs (the policy is priced at {policy:+.1%})"
     kernels = f", kernels {seen.redone_flops / seen.model_flops:+.1%}" if seen.redone_flops else ""
     return f"{words}{kernels}, all else {seen.surplus:+.1%} of the model's own"
+
+
+def avoidable_words(seen: Observation) -> str:
+    """What the compiler sends because it runs all-reduces where reduce-scatters would do; nothing where it does not.
+
+    Compiled with libtpu 0.0.42.1 for v4, v5e, v5p, v6e and tpu7x, a reduce-scatter over one link axis stays one, and
+    over two or three becomes an all-reduce and a slice, whatever the trainer.
+    """
+    more = seen.avoidable
+    if not more.wire_bytes:
+        return ""
+    why = (
+        "XLA:TPU has no reduce-scatter over two or three link axes of a torus and runs an all-reduce"
+        if more.compiler == "XLA:TPU"
+        else f"{more.compiler} runs all-reduces where reduce-scatters would do"
+    )
+    return (
+        f"{why}; it moves {more.wire_bytes / 1e9:.3g} GB more, {more.seconds:.3g} s on the links, "
+        f"{more.exposed_s:.3g} s of the step ({more.exposed_s / seen.step_time_s:.0%})"
+    )
 
 
 def place_words(seen: Observation) -> str:

@@ -5,7 +5,8 @@
 - Redundant work is what is done beyond the model's own FLOPs: what is marked as recomputed, held against what the
   policy is priced to recompute; what kernels do once more inside themselves; and whatever else forward and backward do
   too much, which nothing asked for.
-- A collective is predicted where its kind over its mesh axes belongs to how plans are executed (`expected`).
+- What collectives send is held against what the plan must move (`physics.wire`), byte by byte. An all-reduce of which
+  each rank reads its own part alone serves as a reduce-scatter: what it sends beyond one is avoidable, not unpredicted.
 - The step's place is 0 at its floor and 1 where nothing would overlap; above 1 it is sick.
 """
 
@@ -16,16 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.wire import predicted_collectives
 from asap_ray.plan import AXES, Plan
 from asap_ray.problem import Problem
-from asap_ray.profile.table import COLLECTIVES, Op, Profile
+from asap_ray.profile.table import COLLECTIVES, Moved, Op, Profile
 
 TOP = 10
-UNPREDICTED = 0.005
-"""Share of the bytes on wires above which collectives that nobody predicted are told."""
-SHARDING = frozenset(("fsdp", "context", "expert"))
-"""Axes over which dense weights are sharded, so that they are gathered and their gradients scattered there."""
-REPLICAS = frozenset(("data",))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +47,11 @@ class CostlyOp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
-    """All collectives of one kind over the same mesh axes at one level of the network."""
+    """All collectives of one kind over the same mesh axes at one level of the network.
+
+    `serves_as` is the kind that would do in their place, or nothing; `predicted` says whether the plan must move
+    anything in the way that is needed of them.
+    """
 
     category: str
     axes: tuple[str, ...]
@@ -59,11 +60,53 @@ class Wire:
     seconds: float
     exposed_s: float
     predicted: bool
+    serves_as: str = ""
 
     @property
     def over(self) -> str:
         """The axes in words."""
-        return "+".join(self.axes) or "unknown axes"
+        return axes_words(self.axes)
+
+    @property
+    def need(self) -> tuple[str, tuple[str, ...], str]:
+        """What is needed of them, as `Unpredicted` and `physics.wire` name it."""
+        return self.serves_as or self.category, self.axes, self.level
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unpredicted:
+    """Bytes that a device sends beyond what the plan must move in this way."""
+
+    category: str
+    axes: tuple[str, ...]
+    level: str
+    wire_bytes: float
+
+    @property
+    def over(self) -> str:
+        """The axes in words."""
+        return axes_words(self.axes)
+
+    @property
+    def need(self) -> tuple[str, tuple[str, ...], str]:
+        """What `Wire.need` is of the collectives in question."""
+        return self.category, self.axes, self.level
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Avoidable:
+    """What all-reduces cost beyond the reduce-scatters that they serve as: bytes that a device sends, seconds on its
+    links, and of the step. `compiler` is whose doing it is."""
+
+    compiler: str
+    wire_bytes: float = 0.0
+    seconds: float = 0.0
+    exposed_s: float = 0.0
+
+
+def axes_words(axes: Iterable[str]) -> str:
+    """Mesh axes in words."""
+    return "+".join(axes) or "unknown axes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +116,9 @@ class Observation:
     `seconds` shares the step among the kinds of op on its path, `resources` among what they wait for: the matrix units,
     HBM, the links at either level, or nothing (`host`). `mxu` and `hbm` are achieved over peak. `flops` are of all
     devices by phase, as a model's own are counted, `redone_flops` what kernels do besides; `model_flops` are the
-    model's own, and `policy_flops` what the recomputation policy is priced to add. `memory` is bytes of a device by
-    part, `buffers` the largest at the peak. `doubts` say what of the profile is not certain.
+    model's own, and `policy_flops` what the recomputation policy is priced to add. `unpredicted` are the collectives
+    that move more than the plan must, by enough to matter, the most bytes first. `memory` is bytes of a device by part,
+    `buffers` the largest at the peak. `doubts` say what of the profile is not certain.
     """
 
     source: str
@@ -87,6 +131,8 @@ class Observation:
     hbm: float
     top: tuple[CostlyOp, ...]
     wires: tuple[Wire, ...]
+    unpredicted: tuple[Unpredicted, ...]
+    avoidable: Avoidable
     flops: Mapping[str, float]
     redone_flops: float
     model_flops: float
@@ -99,12 +145,6 @@ class Observation:
     def place(self) -> float:
         """Where the step lies between its floor (0) and its serial time (1)."""
         return (self.step_time_s - self.floor_s) / max(self.serial_s - self.floor_s, 1e-12)
-
-    @property
-    def unpredicted(self) -> tuple[Wire, ...]:
-        """Collectives that nobody predicted and that matter."""
-        whole = sum(each.wire_bytes for each in self.wires)
-        return tuple(each for each in self.wires if not each.predicted and each.wire_bytes > UNPREDICTED * whole)
 
     @property
     def recomputed(self) -> float:
@@ -131,6 +171,7 @@ def observe(profile: Profile, problem: Problem, estimate: Estimate, memory: Mapp
     peak = chip.peak_flops[_peak_of(problem, estimate.plan)] / chip.devices_per_chip
     rates = (peak, chip.device_hbm_bytes_per_s)
     own, devices = problem.workload.model_flops, problem.slice.devices
+    predicted = predicted_collectives(problem, estimate.plan)
     return Observation(
         source=profile.source,
         step_time_s=step,
@@ -141,7 +182,14 @@ def observe(profile: Profile, problem: Problem, estimate: Estimate, memory: Mapp
         mxu=profile.mxu_use(peak),
         hbm=profile.hbm_use(chip.device_hbm_bytes_per_s),
         top=costly(profile.ops, step, rates),
-        wires=wires(profile.ops, estimate.plan),
+        wires=wires(profile.ops, predicted),
+        unpredicted=unpredicted(profile, predicted),
+        avoidable=Avoidable(
+            compiler="XLA:TPU" if chip.kind == "tpu" else "XLA:GPU",
+            wire_bytes=profile.avoidable_wire_bytes,
+            seconds=profile.avoidable_s,
+            exposed_s=profile.avoidable_exposed_s,
+        ),
         flops={phase: devices * each for phase, each in profile.by("phase", "flops").items()},
         redone_flops=devices * profile.total("redone_flops"),
         model_flops=own,
@@ -219,13 +267,13 @@ def _work(op: Op) -> float:
     return op.flops + op.redone_flops
 
 
-def wires(ops: Iterable[Op], plan: Plan) -> tuple[Wire, ...]:
+def wires(ops: Iterable[Op], predicted: Moved) -> tuple[Wire, ...]:
     """Collectives by kind, axes and level, the most exposed first."""
-    groups: dict[tuple[str, tuple[str, ...], str], list[Op]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...], str], list[Op]] = {}
     for op in ops:
         if op.category in COLLECTIVES:
             axes = tuple(axis for axis in AXES if axis in op.axes)
-            groups.setdefault((op.category, axes, op.level), []).append(op)
+            groups.setdefault((op.category, op.serves_as, axes, op.level), []).append(op)
     found = [
         Wire(
             category=category,
@@ -234,38 +282,30 @@ def wires(ops: Iterable[Op], plan: Plan) -> tuple[Wire, ...]:
             wire_bytes=sum(op.wire_bytes for op in group),
             seconds=sum(op.seconds for op in group),
             exposed_s=sum(op.exposed_s for op in group),
-            predicted=expected(category, axes, plan),
+            predicted=(serves_as or category, axes, level) in predicted,
+            serves_as=serves_as,
         )
-        for (category, axes, level), group in groups.items()
+        for (category, serves_as, axes, level), group in groups.items()
     ]
     return tuple(sorted(found, key=lambda each: (-each.exposed_s, -each.wire_bytes, each.category, each.axes)))
 
 
-def expected(category: str, axes: tuple[str, ...], plan: Plan) -> bool:
-    """Whether the way in which plans are executed has such a collective.
-
-    Weights are gathered and gradients scattered over what shards them, with a sharded optimizer over the replicas too;
-    without one replicas sum gradients. Tensor ranks gather and scatter activations; tokens go to experts and back; keys
-    and values, and a pipeline's activations, go round. What is summed besides (norms, the loss, embeddings over stages)
-    is a few bytes: `UNPREDICTED` lets it pass.
-    """
-    over = frozenset(axes)
-    if not over:
-        return False
-    if category == "all_to_all":
-        return over == {"expert"}
-    if category == "all_reduce":
-        return plan.zero == 0 and over <= {"data", "pipeline"}
-    if category == "permute" and over == {"pipeline"}:
-        return True
-    # A compiler may turn a gather or scatter into steps round a ring.
-    return over == {"tensor"} or over <= (SHARDING | REPLICAS if plan.zero else SHARDING)
+def unpredicted(profile: Profile, predicted: Moved) -> tuple[Unpredicted, ...]:
+    """What collectives send beyond what a plan must move, where that is enough to matter, the most first."""
+    found = [
+        Unpredicted(category=category, axes=axes, level=level, wire_bytes=sent)
+        for (category, axes, level), sent in profile.unexpected(predicted).items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.wire_bytes, each.category, each.axes)))
 
 
 def read_observation(fields: Mapping[str, Any]) -> Observation:
     """An observation from plain values, as `dataclasses.asdict` and JSON leave it."""
     top = tuple(CostlyOp(**each) for each in fields["top"])
     found = tuple(Wire(**{**each, "axes": tuple(each["axes"])}) for each in fields["wires"])
+    beyond = tuple(Unpredicted(**{**each, "axes": tuple(each["axes"])}) for each in fields["unpredicted"])
+    avoidable = Avoidable(**fields["avoidable"])
     buffers = tuple((str(name), float(size)) for name, size in fields["buffers"])
     doubts = tuple(fields["doubts"])
-    return Observation(**{**fields, "top": top, "wires": found, "buffers": buffers, "doubts": doubts})
+    read = {"top": top, "wires": found, "unpredicted": beyond, "avoidable": avoidable}
+    return Observation(**{**fields, **read, "buffers": buffers, "doubts": doubts})

@@ -162,6 +162,16 @@ class Profile:
         """Bytes that all-reduces send beyond what the reduce-scatters would that they serve as."""
         return math.fsum(op.wire_bytes / 2 for op in self.collectives if op.serves_as)
 
+    @property
+    def avoidable_s(self) -> float:
+        """Seconds that these bytes keep links busy."""
+        return math.fsum(op.seconds / 2 for op in self.collectives if op.serves_as)
+
+    @property
+    def avoidable_exposed_s(self) -> float:
+        """Seconds of the step that these bytes cost: what is hidden today would hide half as long a transfer too."""
+        return math.fsum(min(op.exposed_s, op.seconds / 2) for op in self.collectives if op.serves_as)
+
     def unexpected(self, predicted: Moved, share: float = 0.005) -> dict[tuple[str, tuple[str, ...], str], float]:
         """Bytes beyond what was predicted, by kind, axes and level, where they are above a share of all that moves.
 

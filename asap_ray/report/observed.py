@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from asap_ray.diagnosis import diagnose_observed, place_words, redundant_words
+from asap_ray.diagnosis import avoidable_words, diagnose_observed, place_words, redundant_words
 from asap_ray.report import sentences, units
 from asap_ray.report.outline import Block, Grid
 
 if TYPE_CHECKING:
-    from asap_ray.observation import Observation
+    from asap_ray.observation import Observation, Wire
 
 
 def observed_blocks(seen: Observation) -> Iterator[Block]:
@@ -49,21 +49,28 @@ def ops_grid(seen: Observation) -> Grid:
 
 
 def wires_grid(seen: Observation) -> Grid:
-    """Collectives by kind and axes: bytes, seconds, what does not hide, and whether physics has them."""
+    """Collectives by kind and axes: bytes, seconds, what does not hide, and whether the plan must move as much."""
+    beyond = {each.need: each.wire_bytes for each in seen.unpredicted}
     header = ("over", "what", "level", "bytes", "busy", "exposed", "predicted")
     rows = tuple(
         (
             each.over,
-            each.category,
+            f"{each.category} for {each.serves_as}" if each.serves_as else each.category,
             each.level,
             units.gigabytes(each.wire_bytes),
             units.seconds(each.seconds),
             units.seconds(each.exposed_s),
-            "yes" if each.predicted else "NO" if each in seen.unpredicted else "no, a few bytes",
+            _predicted(each, beyond.get(each.need, 0.0)),
         )
         for each in seen.wires
     )
     return Grid(header=header, rows=rows, words=("over", "what", "level", "predicted"))
+
+
+def _predicted(wire: Wire, beyond: float) -> str:
+    if beyond:
+        return f"NO, {units.gigabytes(beyond)} more"
+    return "yes" if wire.predicted else "no, a few bytes"
 
 
 def observed_facts(seen: Observation) -> Iterator[tuple[str, str]]:
@@ -82,6 +89,8 @@ def observed_facts(seen: Observation) -> Iterator[tuple[str, str]]:
     )
     if told:
         yield "UNPREDICTED", told
+    if avoidable := avoidable_words(seen):
+        yield "avoidable", avoidable
     yield "next wall", sentences.wall_line(found)
     if found.abstains:
         yield "abstains", found.abstains

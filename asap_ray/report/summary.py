@@ -115,7 +115,6 @@ def observed_fields(seen: Observation | None) -> dict[str, Any] | None:
         "place": seen.place,
         "recomputed": seen.recomputed,
         "surplus": seen.surplus,
-        "unpredicted": [asdict(each) for each in seen.unpredicted],
         "diagnosis": asdict(diagnose_observed(seen)),
     }
     return asdict(seen) | extra

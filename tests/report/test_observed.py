@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from asap_ray.observation import CostlyOp, Observation, Wire
+from asap_ray.observation import Avoidable, CostlyOp, Observation, Unpredicted, Wire
 from asap_ray.report.observed import observed_blocks
 from asap_ray.report.summary import observed_fields
 from asap_ray.report.terminal import print_blocks
@@ -31,7 +31,11 @@ SEEN = Observation(
              predicted=True),
         Wire(category="all_reduce", axes=("fsdp",), level="ici", wire_bytes=1e6, seconds=0.0, exposed_s=0.0,
              predicted=False),
+        Wire(category="all_reduce", axes=("fsdp",), level="ici", wire_bytes=4e9, seconds=1.0, exposed_s=0.0,
+             predicted=True, serves_as="reduce_scatter"),
     ),
+    unpredicted=(Unpredicted(category="all_to_all", axes=("tensor",), level="ici", wire_bytes=8e9),),
+    avoidable=Avoidable(compiler="XLA:TPU", wire_bytes=2e9, seconds=0.5, exposed_s=0.0),
     flops={"forward": 33e15, "backward": 67e15, "recompute": 30e15},
     redone_flops=4e15,
     model_flops=100e15,
@@ -53,8 +57,10 @@ def test_everything_that_an_engineer_asks_is_told() -> None:
         "fsdp+context all_gather ici 40.0 GB 3.00 s 500 ms yes",
         "bound compute",
         "50% of the way from the floor 6 s to no overlap at all 14 s",
-        "50.0% hides, 2.50 s of the step is waited for",
+        "fsdp all_reduce for reduce_scatter ici 4.00 GB 1.00 s 0 s yes",
+        "58.3% hides, 2.50 s of the step is waited for",
         "recomputation +30.0% FLOPs (the policy is priced at +32.0%), kernels +4.0%, all else +0.0% of the model's own",
+        "runs an all-reduce; it moves 2 GB more, 0.5 s on the links, 0 s of the step (0%)",
         "UNPREDICTED all_to_all over tensor 8.00 GB",
         "temporaries 30.0 GB 75.0%",
     ):
@@ -62,8 +68,8 @@ def test_everything_that_an_engineer_asks_is_told() -> None:
 
 
 def test_what_nobody_predicted_is_marked_by_what_it_weighs() -> None:
-    rows = {line.split()[0] + " " + line.split()[1]: line for line in shown().splitlines() if " ici " in line}
-    assert rows["tensor all_to_all"].endswith("NO")
+    rows = {" ".join(line.split(" ici ")[0].split()): line for line in shown().splitlines() if " ici " in line}
+    assert rows["tensor all_to_all"].endswith("NO, 8.00 GB more")
     assert rows["fsdp all_reduce"].endswith("no, a few bytes")
 
 
