@@ -264,10 +264,16 @@ class _Reader:
         )
 
     def _is_sliced(self, op: Instruction, moved: Collective) -> bool:
-        """Whether of an all-reduce no more is read than a reduce-scatter would leave."""
-        if moved.kind != "all_reduce" or moved.ranks <= 1 or len(op.arrays) != 1 or not moved.bytes:
+        """Whether of an all-reduce, of one array or of several, no more is read than a reduce-scatter would leave."""
+        if moved.kind != "all_reduce" or moved.ranks <= 1 or not moved.bytes:
             return False
-        return 0 < work.largest_slice(self.module, self.computation, op) <= op.arrays[0].bytes / moved.ranks
+        parts = [op]
+        if op.shape.startswith("("):
+            parts = [each for each in self.computation.users.get(op.name, ()) if each.opcode == "get-tuple-element"]
+        return bool(parts) and all(self._sliced(part, moved.ranks) for part in parts)
+
+    def _sliced(self, value: Instruction, ranks: int) -> bool:
+        return 0 < work.largest_slice(self.module, self.computation, value) <= value.arrays[0].bytes / ranks
 
     def _representative(self, op: Instruction) -> Instruction:
         """An instruction of a fusion's body that says where it comes from; else the op itself."""

@@ -250,3 +250,35 @@ ENTRY %main (p: bf16[64,128], i: s32[]) -> bf16[16,128] {
     assert profile.moved(as_needed=True) == {("reduce_scatter", ("fsdp",), "ici"): scattered}
     assert profile.avoidable_wire_bytes == scattered
     assert profile.unexpected({("reduce_scatter", ("fsdp",), "ici"): scattered}) == {}
+
+
+def test_so_does_an_all_reduce_of_several_arrays_if_all_are_cut() -> None:
+    text = """HloModule m, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+ENTRY %main (p: bf16[64,128], q: bf16[8,128], i: s32[]) -> (bf16[16,128], bf16[KEPT,128]) {
+  %p = bf16[64,128] parameter(0)
+  %q = bf16[8,128] parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %r = (bf16[64,128], bf16[8,128]) all-reduce(%p, %q), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  %r0 = bf16[64,128] get-tuple-element(%r), index=0
+  %a = bf16[16,128] dynamic-slice(%r0, %i, %z), dynamic_slice_sizes={16,128}
+  %r1 = bf16[8,128] get-tuple-element(%r), index=1
+  %b = bf16[KEPT,128] dynamic-slice(%r1, %i, %z), dynamic_slice_sizes={KEPT,128}
+  ROOT %t = (bf16[16,128], bf16[KEPT,128]) tuple(%a, %b)
+}
+"""
+    from asap_ray.compiler.timeline import profile_of
+    from tests.compiler.conftest import calibrated, planned
+
+    problem, plan = planned("v5e:2x2", "fsdp=4")
+    for kept, serves_as in ((2, "reduce_scatter"), (4, "")):
+        profile = profile_of(parse(text.replace("KEPT", str(kept))), problem, plan, calibrated(problem))
+        (op,) = profile.collectives
+        assert (op.wire_bytes, op.serves_as) == (2 * (64 + 8) * 128 * 2 * 3 / 4, serves_as)
