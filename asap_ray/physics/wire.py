@@ -5,7 +5,7 @@ or a decision of the compiler. It follows the project's own trainer, which makes
 
 - Each layer's matrices are gathered over the axes that shard them (fsdp, context, expert; of routed experts the first
   two), once forward and once more backward, and their gradients scattered, for each micro-batch. Embedding and head are
-  gathered once each.
+  gathered once each. On a TPU a gather may go in phases, each over some of the axes (`phases`).
 - Once a step gradients are summed over the axes on which a weight is replicated; with ZeRO-1 they are scattered over
   data, and the updates gathered.
 - A block gathers its input over tensor before and scatters its output after (arXiv 2205.05198, section 4.2.2); the
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from asap_ray.architecture import LayerGroup
 from asap_ray.layers import LatentAttention
+from asap_ray.physics.phases import Phase, phases
 from asap_ray.plan import AXES, Plan
 from asap_ray.problem import Problem, replica_axes, sharding_axes
 from asap_ray.stack import Remat
@@ -66,6 +67,11 @@ class _Level:
     across: int
     axes_inside: tuple[str, ...]
     axes_across: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Devices of the group."""
+        return self.inside * self.across
 
 
 class _Account:
@@ -107,17 +113,28 @@ class _Account:
     def add(self, kind: str, axes: Sequence[str], bytes_: float, times: float) -> None:
         """Add a collective over some mesh axes: `bytes_` is the whole array, or what is passed on."""
         group = self.over(axes)
-        if group.inside * group.across == 1 or not times:
+        if group.ranks == 1 or not times:
             return
         if group.across > 1 and self.problem.slice.chip.kind != "tpu":  # one collective for all ranks
             together = tuple(axis for axis in AXES if axis in group.axes_inside + group.axes_across)
-            self._sent(kind, together, "dcn", bytes_ * times, group.inside * group.across)
+            self._sent(kind, together, "dcn", bytes_ * times, group.ranks)
         elif kind == "all_to_all" and group.across > 1:  # all of it goes through the hosts
             self._sent(kind, group.axes_across, "dcn", bytes_ * times, group.across)
         else:
             part = 1.0 if kind == "permute" else 1.0 / group.inside
             self._sent(kind, group.axes_inside, "ici", bytes_ * times, group.inside)
             self._sent(kind, group.axes_across, "dcn", bytes_ * times * part, group.across)
+
+    def add_gather(self, axes: Sequence[str], bytes_: float, times: float) -> None:
+        """Add a gather of weights, phase by phase: each makes arrays that the later ones bring together."""
+        steps = phases(tuple(axes), self.plan) if self.problem.slice.chip.kind == "tpu" else (Phase(tuple(axes)),)
+        ranks = [len(step.groups[0]) if step.groups else self.over(step.axes).ranks for step in steps]
+        for place, step in enumerate(steps):
+            made = bytes_ / math.prod(ranks[place + 1 :])
+            if step.groups:
+                self._sent("all_gather", step.axes, "ici", made * times, ranks[place])
+            else:
+                self.add("all_gather", step.axes, made, times)
 
     def _sent(self, kind: str, axes: tuple[str, ...], level: str, bytes_: float, ranks: int) -> None:
         if ranks > 1:
@@ -130,7 +147,7 @@ def _weights(account: _Account, group: LayerGroup, runs: float) -> None:
     dense, routed = _matrices(account, group)
     shards = sharding_axes(account.problem.stack)
     for parameters, axes in ((dense, shards), (routed, _routed(shards))):
-        account.add("all_gather", axes, parameters * account.number_bytes, 2 * runs)
+        account.add_gather(axes, parameters * account.number_bytes, 2 * runs)
         account.add("reduce_scatter", axes, parameters * account.number_bytes, runs)
 
 
@@ -212,12 +229,10 @@ def _edges(account: _Account) -> None:
     embedding, head = architecture.vocab * architecture.d_model, architecture.head.parameters
     # Of one table for both the compiler gathers one copy; it adds its two gradients up first, where no pipeline's loop
     # stands between them.
-    for kind, both in (
-        ("all_gather", not architecture.tied),
-        ("reduce_scatter", not architecture.tied or account.sizes["pipeline"] > 1),
-    ):
-        whole = (embedding + both * head) / account.sizes["tensor"] * account.number_bytes
-        account.add(kind, sharding_axes(stack), whole, account.edge_runs)
+    size, axes = account.number_bytes / account.sizes["tensor"], sharding_axes(stack)
+    apart = not architecture.tied or account.sizes["pipeline"] > 1
+    account.add_gather(axes, (embedding + (not architecture.tied) * head) * size, account.edge_runs)
+    account.add("reduce_scatter", axes, (embedding + apart * head) * size, account.edge_runs)
     account.add("all_gather", ["tensor"], account.block_bytes, 2 * account.edge_runs)
     account.add("reduce_scatter", ["tensor"], account.block_bytes, 2 * account.edge_runs)
     # Of each token the largest logit, and the sum of the exponents, in float32.

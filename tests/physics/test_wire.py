@@ -101,6 +101,20 @@ def test_slices_bring_together_inside_what_comes_across() -> None:
     assert found["all_gather", ("fsdp",), "dcn"] == whole / 16 / 2
 
 
+def test_a_torus_gathers_over_three_link_axes_in_two_phases() -> None:
+    # 4x4x4: of fsdp=16 on the first two link axes and context=4 on the third, context is gathered first, and makes a
+    # sixteenth; then fsdp brings all together. Keys and values go round the context axis besides.
+    found = predicted("v5p:4x4x4", "fsdp=16@4.4.1 context=4@1.1.4 micro_batch=1 remat=full")
+    whole = (2 * 4 * LAYER + EDGES) * 2
+    assert found["all_gather", ("context",), "ici"] == whole / 16 * 3 / 4
+    assert found["all_gather", ("fsdp",), "ici"] == whole * 15 / 16
+    assert ("all_gather", ("fsdp", "context"), "ici") not in found
+    assert found["reduce_scatter", ("fsdp", "context"), "ici"] == (4 * LAYER + EDGES) * 2 * 63 / 64
+    # One mesh axis over all three is split inside, and sends what one gather would: 63 shards.
+    found = predicted("v5p:4x4x4", "fsdp=64@4.4.4 micro_batch=1 remat=full")
+    assert found["all_gather", ("fsdp",), "ici"] == pytest.approx(whole * 63 / 64)
+
+
 def test_nodes_of_gpus_run_one_collective_for_all_ranks() -> None:
     found = predicted("h100x16", "fsdp=8x2 micro_batch=1 remat=full")
     assert found["all_gather", ("fsdp",), "dcn"] == (2 * 4 * LAYER + EDGES) * 2 * 15 / 16
