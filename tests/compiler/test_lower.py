@@ -40,7 +40,7 @@ KEY = request().key("sources", TOOLS)
         request(slice=parse_slice("v5p-32", CHIPS)),
         request(slice=parse_slice("2xv5p-16", CHIPS)),
         request(slice=parse_slice("v4-16", CHIPS)),
-        request(stack=STACKS["maxtext"]),
+        request(stack=replace(PROBLEM.stack, shards_weights=())),
         request(flags=(("xla_tpu_scoped_vmem_limit_kib", "65536"),)),
         request(program="another:train_step"),
     ],
@@ -60,6 +60,7 @@ def test_sources_and_versions_are_part_of_the_key() -> None:
         request(replace(PLAN, schedule="gpipe", virtual=2)),  # there is no pipeline
         request(replace(PLAN, zero=1)),  # there are no replicas
         request(stack=replace(PROBLEM.stack, sources={"remat": "read in a book"})),
+        request(stack=STACKS["maxtext"]),  # its policy of this name saves the same
         request(slice=replace(PROBLEM.slice, chip=replace(PROBLEM.slice.chip, usd_per_chip_hour=99.0))),
     ],
 )

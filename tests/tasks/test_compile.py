@@ -30,6 +30,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> type[Pretend]:
     return fresh
 
 
+NEAR = 0.01
+"""What is compiled is our trainer: physics tells it from MaxText by less."""
+
+
 def judged(pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch, *verdicts: Mapping[str, Any]) -> None:
     """Give the first plans that are compiled these verdicts, in order, and the others the last one."""
     seen: list[Plan] = []
@@ -59,7 +63,8 @@ def test_the_answer_is_the_compilers_best(command, pretend, monkeypatch: pytest.
     assert len(pretend.compiled) == 4
     assert (told["compiled_with"], told["refused"]) == (WITH, {})
     assert found["best"]["hbm_bytes"] == pytest.approx(
-        1.5 * next(e["roofline"]["hbm_bytes"] for e in told["plans"] if e["plan"] == found["best"]["line"])
+        1.5 * next(e["roofline"]["hbm_bytes"] for e in told["plans"] if e["plan"] == found["best"]["line"]),
+        rel=NEAR,
     )
     assert found["stop_reason"].endswith("v5e-4: 3 plans compiled, as many as wanted")
     assert {"jax", "libtpu"} & set(found["versions"])
@@ -130,7 +135,7 @@ def test_plain_output_tells_both_and_what_differs(command, pretend, monkeypatch:
     board = json.loads(Path("run/leaderboard.json").read_text())
     assert [row["compile"] for row in board if row.get("compile")] == ["complete", "complete", "infeasible", "failed"]
     assert [row["rank"] for row in board[:2]] == [1, 2]
-    assert board[0]["roofline_step_time_s"] == pytest.approx(board[0]["step_time_s"] / 1.25)
+    assert board[0]["roofline_step_time_s"] == pytest.approx(board[0]["step_time_s"] / 1.25, rel=NEAR)
     assert next(row for row in board if row.get("compile") == "infeasible")["fits"] is False
 
 
@@ -230,7 +235,7 @@ def test_explain_compiles_the_plan(command, pretend, monkeypatch: pytest.MonkeyP
     found = answer(command(*words, "output=json"))
     assert found["compiled"]["status"] == "complete"
     assert found["compiled"]["plan"] == found["best"]["line"]
-    assert found["compiled"]["step_time_s"] == pytest.approx(1.5 * found["best"]["step_time_s"])
+    assert found["compiled"]["step_time_s"] == pytest.approx(1.5 * found["best"]["step_time_s"], rel=NEAR)
     plain = command(*words, "output=plain").out
     assert "Compiled for v5e-4:" in plain
     assert "cached, 35.0 s" in plain
