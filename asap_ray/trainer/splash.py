@@ -5,7 +5,8 @@ takes no log-sum-exp over keys of other blocks, which the ring needs. Queries of
 repeated. Widths that are no multiple of 128 lanes (64; MLA's 192 for q and k) are padded by Mosaic inside the kernel:
 they take the time of the next multiple.
 
-Tiles are as large as divides the sequence, up to `LARGEST`. The gradient of q comes out of the kernel of k's and v's
+Tiles are as large as divides the sequence, up to `LARGEST`, or half of it where heads are wider than 128: the backward
+kernel's tiles must lie in 16 MB of VMEM. The gradient of q comes out of the kernel of k's and v's
 (5 matmuls instead of 7) as one partial sum for each key block, all of them in HBM: so only up to `MOST_PARTIALS`.
 A chunk of a sequence that is no multiple of 128 runs in plain JAX.
 """
@@ -38,9 +39,10 @@ def tile(length: int, largest: int) -> int:
     return max(size for size in range(LANES, largest + 1, LANES) if length % size == 0)
 
 
-def block_sizes(queries: int, keys: int) -> splash.BlockSizes:
+def block_sizes(queries: int, keys: int, width: int = LANES) -> splash.BlockSizes:
     """Tiles for a block of this size."""
-    q, kv = tile(queries, LARGEST), tile(keys, LARGEST)
+    largest = LARGEST if width <= LANES else LARGEST // 2
+    q, kv = tile(queries, largest), tile(keys, largest)
     compute = tile(kv, LARGEST_COMPUTE)
     fused = keys // kv <= MOST_PARTIALS
     return splash.BlockSizes(
@@ -64,12 +66,16 @@ def _library_mask(mask: Mask, queries: int, keys: int) -> masks.Mask:
 
 
 @functools.lru_cache(maxsize=64)
-def library_kernel(mask: Mask, heads: int, queries: int, keys: int) -> splash.SplashAttentionKernel:
+def library_kernel(mask: Mask, heads: int, queries: int, keys: int, width: int) -> splash.SplashAttentionKernel:
     """The library's kernel for a mask, made once; what it knows of the mask is NumPy, free of any trace."""
     every_head = masks.MultiHeadMask([_library_mask(mask, queries, keys)] * heads)
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
-            every_head, block_sizes=block_sizes(queries, keys), head_shards=1, q_seq_shards=1, save_residuals=True
+            every_head,
+            block_sizes=block_sizes(queries, keys, width),
+            head_shards=1,
+            q_seq_shards=1,
+            save_residuals=True,
         )
         return jax.tree.map(np.asarray, kernel)
 
@@ -88,12 +94,12 @@ class Block:
     @property
     def kernel(self) -> splash.SplashAttentionKernel:
         """The library's kernel for this shape."""
-        return library_kernel(self.mask, self.q.shape[1], self.q.shape[2], self.k.shape[2])
+        return library_kernel(self.mask, self.q.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3])
 
     @property
     def tiles(self) -> splash.BlockSizes:
         """Tile sizes of this shape."""
-        return block_sizes(self.q.shape[2], self.k.shape[2])
+        return block_sizes(self.q.shape[2], self.k.shape[2], self.q.shape[3])
 
     @property
     def segments(self) -> splash.SegmentIds | None:
