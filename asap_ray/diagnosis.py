@@ -189,14 +189,14 @@ def redundant_words(seen: Observation) -> str:
 def avoidable_words(seen: Observation) -> str:
     """What the compiler sends because it runs all-reduces where reduce-scatters would do; nothing where it does not.
 
-    Compiled with libtpu 0.0.42.1 for v4, v5e, v5p, v6e and tpu7x, a reduce-scatter over one link axis stays one, and
-    over two or three becomes an all-reduce and a slice, whatever the trainer.
+    With libtpu 0.0.42.1 a reduce-scatter over one link axis of a torus stays one. Over three it becomes an all-reduce
+    and a slice, and over two it does on some slices and in some programs.
     """
     more = seen.avoidable
     if not more.wire_bytes:
         return ""
     why = (
-        "XLA:TPU has no reduce-scatter over two or three link axes of a torus and runs an all-reduce"
+        "XLA:TPU runs an all-reduce where a reduce-scatter over several link axes of a torus would do"
         if more.compiler == "XLA:TPU"
         else f"{more.compiler} runs all-reduces where reduce-scatters would do"
     )

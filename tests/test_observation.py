@@ -150,7 +150,7 @@ def test_an_all_reduce_that_serves_as_a_reduce_scatter_is_the_compilers_doing() 
     assert (more.compiler, more.seconds, more.exposed_s) == ("XLA:TPU", 4.0, 2.5)
     assert more.wire_bytes == pytest.approx(must)
     assert (
-        "XLA:TPU has no reduce-scatter over two or three link axes of a torus and runs an all-reduce; it moves "
+        "XLA:TPU runs an all-reduce where a reduce-scatter over several link axes of a torus would do; it moves "
         f"{must / 1e9:.3g} GB more, 4 s on the links, 2.5 s of the step (25%)"
     ) in diagnose_observed(found).evidence
 

@@ -12,7 +12,7 @@ or a decision of the compiler. It follows the project's own trainer, which makes
   backward pass mirrors both and gathers the input again. What no policy keeps is scattered again, too.
 - Keys and values go round the context axis in n-1 hops, forward, again unless the output is kept, and backward, where
   their gradients go round as well. A layer with a window gathers them instead.
-- Copies of tokens go to their experts and back, both ways.
+- Copies of tokens go to their experts and back, both ways; routing is even, as plans are compiled.
 - Each tick of a pipeline hands on what a stage made, and what is to enter or has left (the stream of
   `trainer/pipeline.py`).
 
@@ -38,8 +38,6 @@ from asap_ray.workload import number_bytes
 
 Wire = dict[tuple[str, tuple[str, ...], str], float]
 """Bytes by (kind, axes, level)."""
-ROOM = 1.25
-"""Rows that a dropless exchange has room for, over the even share, as `trainer.experts.ROOM`."""
 GATE_BYTES, COUNT_BYTES = 4.0, 4.0
 
 
@@ -212,7 +210,7 @@ def _experts(account: _Account, runs: float) -> None:
         rows = experts.experts * room
     else:
         most = tokens * min(experts.topk, experts.experts // sizes["expert"])
-        rows = sizes["expert"] * min(math.ceil(ROOM * tokens * experts.topk / sizes["expert"]), most)
+        rows = sizes["expert"] * min(math.ceil(tokens * experts.topk / sizes["expert"]), most)
     copies = rows * workload.architecture.d_model * account.number_bytes
     again = not account.keeps("expert_in")
     account.add("all_to_all", ["expert"], copies, (4 + again) * runs)

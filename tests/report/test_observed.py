@@ -60,7 +60,7 @@ def test_everything_that_an_engineer_asks_is_told() -> None:
         "fsdp all_reduce for reduce_scatter ici 4.00 GB 1.00 s 0 s yes",
         "58.3% hides, 2.50 s of the step is waited for",
         "recomputation +30.0% FLOPs (the policy is priced at +32.0%), kernels +4.0%, all else +0.0% of the model's own",
-        "runs an all-reduce; it moves 2 GB more, 0.5 s on the links, 0 s of the step (0%)",
+        "would do; it moves 2 GB more, 0.5 s on the links, 0 s of the step (0%)",
         "UNPREDICTED all_to_all over tensor 8.00 GB",
         "temporaries 30.0 GB 75.0%",
     ):
