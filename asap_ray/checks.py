@@ -167,8 +167,9 @@ def check_margin(config: Config) -> None:
 
 def check_compile(config: Config) -> None:
     """What only the compile tier reads needs that tier, and a task that compiles."""
-    if "compile" in config.tiers and config.task not in ("tune", "explain"):
-        raise ConfigError("tiers", "compile", f"for task=tune and task=explain; task={config.task} needs no compiler")
+    if "compile" in config.tiers and config.task == "calibrate":
+        raise ConfigError("tiers", "compile", "for task=tune, explain and validate; task=calibrate needs no compiler")
+    _check_recompile(config)
     for key in ("budget.minutes", "compile.timeout_s"):
         value = value_at(config, key)
         if value is not None and not 0 < value < math.inf:
@@ -185,7 +186,22 @@ def check_compile(config: Config) -> None:
         if not config.compiles:
             raise ConfigError(key, value, "only with the compile tier: tiers=[roofline,compile]")
         if key.startswith("budget.") and config.task != "tune":
-            raise ConfigError(key, value, f"for task=tune; task={config.task} compiles one plan")
+            raise ConfigError(key, value, f"for task=tune; task={config.task} compiles what it is given")
+        if key.startswith("compile.") and config.task == "validate" and not config.validate.recompile:
+            raise ConfigError(key, value, "only with validate.recompile=true; else the record is read")
+
+
+def _check_recompile(config: Config) -> None:
+    """The record of compiled plans belongs to the tables that are carried, and is made with the compiler's defaults."""
+    if config.validate.recompile and not (config.task == "validate" and "compile" in config.tiers):
+        raise ConfigError("validate.recompile", True, "only with task=validate tiers=[compile]")
+    if config.task != "validate" or "compile" not in config.tiers:
+        return
+    if config.validate.tables:
+        text = "not with tiers=[compile]: the record is of the tables that are carried"
+        raise ConfigError("validate.tables", config.validate.tables, text)
+    if config.compile.xla != Config().compile.xla:
+        raise ConfigError("compile.xla", config.compile.xla, "not for task=validate: the record is made with default")
 
 
 def check_config_dir(config_dir: str | None) -> str | None:

@@ -111,6 +111,10 @@ class ValidateConfig:
     tables: list[str] | None = field(
         default=None, metadata=_help("tables of measured runs, CSV or Parquet; null takes those that are carried")
     )
+    recompile: bool = field(
+        default=False,
+        metadata=_help("with tiers=[compile]: compile what the cache lacks, and write the record of results anew"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

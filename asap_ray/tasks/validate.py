@@ -1,6 +1,7 @@
 """`task=validate`: hold the roofline against what people measured, row by row, and say how far it is off.
 
-It needs no model and no hardware: each row of a table names its own. Nothing is fitted here.
+It needs no model and no hardware: each row of a table names its own. Nothing is fitted here. With `tiers=[compile]` it
+is the compile tier that is held against them (`validate_compiled`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def run(config: Config) -> int:
     """
     started = time.monotonic()
     tables = config.validate.tables or carried_tables()
+    if config.compiles:
+        from asap_ray.tasks import validate_compiled  # it knows compilers, which pricing needs not
+
+        return validate_compiled.run(config, tables)
     rows = read_tables(KEY, tables)
     mapper, constants = load_mapper(config.config_dir, config.space.margin), load_constants(config.config_dir)
     groups = MeasuredGroups(read_settings(data_dir("knowledge") / "measured" / "groups.yaml"))
