@@ -14,6 +14,7 @@ from typing import Any
 
 from asap_ray.observation import wires
 from asap_ray.physics.estimate import TIME_PARTS
+from asap_ray.physics.wire import predicted_collectives
 from asap_ray.problem import Problem
 from asap_ray.tiers.compiled import Compiled
 
@@ -87,7 +88,7 @@ class Recorded:
 def recorded(found: Compiled, problem: Problem, model: str, row: str = "") -> Recorded:
     """The line of a compilation of one of a problem's plans."""
     profile, seconds = found.profile, found.seconds
-    moved = wires(profile.ops, found.plan) if profile else ()
+    moved = wires(profile.ops, predicted_collectives(problem, found.plan)) if profile else ()
     whole = sum(each.wire_bytes for each in moved)
     return Recorded(
         row=row,
