@@ -66,7 +66,10 @@ MISTAKES = {
     (TINY, "tiers=[roofline,run]"): ("tiers=run", "not part of this version", "auto, roofline, compile"),
     (TINY, "tiers=[]"): ("tiers=[]", "at least one of: auto, roofline, compile"),
     ("task=calibrate", "tiers=compile"): ("tiers=compile", "for task=tune, explain and validate"),
-    ("task=validate", "validate.recompile=true"): ("validate.recompile=true", "only with task=validate tiers=[compile]"),
+    ("task=validate", "validate.recompile=true"): (
+        "validate.recompile=true",
+        "only with task=validate tiers=[compile]",
+    ),
     ("task=validate", "tiers=compile", "validate.tables=[a.csv]"): ("validate.tables=", "not with tiers=[compile]"),
     ("task=validate", "tiers=compile", "compile.workers=1"): ("compile.workers=1", "only with validate.recompile=true"),
     (TINY, "tiers=roofline", "budget.compile=3"): ("budget.compile=3", "tiers=[roofline,compile]"),
