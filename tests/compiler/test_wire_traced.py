@@ -85,13 +85,3 @@ def test_what_must_move_is_what_the_trainer_asks_for(line: str, batch: int) -> N
     for key in asked.keys() | predicted.keys():
         if max(asked.get(key, 0.0), predicted.get(key, 0.0)) > least:
             assert predicted.get(key, 0.0) == pytest.approx(asked.get(key, 0.0), rel=0.02), key
-
-
-@pytest.mark.parametrize("line", ["fsdp=64@4.4.4", "fsdp=16@4.4.1 context=4@1.1.4", "fsdp=8@2.2.2 tensor=8@2.2.2"])
-def test_gathers_go_in_the_phases_of_the_trainer(line: str) -> None:
-    from asap_ray.physics import phases
-    from asap_ray.trainer import gather
-
-    axes, plan = ("fsdp", "context", "expert"), Plan.parse(line)
-    ours = [(each.axes, each.groups) for each in gather.phases(axes, plan)]
-    assert [(each.axes, each.groups) for each in phases.phases(axes, plan)] == ours
