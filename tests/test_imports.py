@@ -46,7 +46,7 @@ CHAIN = {
 VALUES = {"errors", "values"}
 PURE = VALUES | {"space", "physics"}
 BESIDE = {
-    "stores": (("knowledge", "ledger"), VALUES | {"physics"}),
+    "stores": (("knowledge", "ledger"), VALUES | {"physics", "settings"}),
     "interchange": (("interchange",), PURE),
     "fitting": (("fitting",), PURE | {"interchange", "tiers", "executor"}),
     "report": (("report",), PURE | {"stores", "interchange", "fitting", "tiers"}),
@@ -62,6 +62,7 @@ LAYER_OF = {name: layer for layer, names in CHAIN.items() for name in names} | {
 ALLOWED = {layer: set(list(CHAIN)[: index + 1]) for index, layer in enumerate(CHAIN)} | {
     layer: below | {layer} for layer, (_, below) in BESIDE.items()
 }
+ALLOWED["agents"] |= {"stores"}  # cards are what agents reason by
 ALLOWED["unknown"] = set(ALLOWED)
 
 # fmt: off

@@ -1,0 +1,158 @@
+"""The pool: every plan that may be tried, as columns, with what the roofline says of each.
+
+In it is what passes the gate: legal plans that fit in memory with the margin kept free, for which the trainer has a
+program. Plans that differ only in how their mesh lies on the torus are one program; the fastest of them stands for all.
+Searchers see the pool through masks [plans], so that whatever closes a plan can be lifted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from asap_ray.physics.estimate import TIME_PARTS, Estimate, Prices
+from asap_ray.physics.roofline import Pricer
+from asap_ray.plan import KNOBS, Plan
+from asap_ray.problem import MESH_COLUMNS, Problem, coding, columns_of
+from asap_ray.rules import RULES
+from asap_ray.space import PlanColumns, Space
+
+COLUMNS = (*MESH_COLUMNS, *KNOBS)
+MOST = 200_000
+"""Plans that a pool holds at most: the fastest by the roofline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Plans as columns [plans], in the order of enumeration.
+
+    `step_s`, `low_s` (lower end of the interval), `floor_s`, `hbm_bytes` and `parts` (seconds by part of the step,
+    [plans, parts]) are the roofline's. `refused` counts legal plans that fit and have no program, by rule; `left_out`
+    those that were dropped since a pool holds no more than `MOST`.
+    """
+
+    problem: Problem
+    columns: Mapping[str, np.ndarray]
+    step_s: np.ndarray
+    low_s: np.ndarray
+    floor_s: np.ndarray
+    hbm_bytes: np.ndarray
+    parts: np.ndarray
+    plan: Callable[[int], Plan]
+    refused: Mapping[str, int]
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        """Number of plans."""
+        return len(self.step_s)
+
+    def row(self, plan: Plan) -> int | None:
+        """Where a plan stands, on whichever layout; None where it is not in the pool."""
+        columns = columns_of(self.problem, [plan])
+        return self._rows.get(tuple(int(columns[name][0]) for name in COLUMNS))
+
+    @cached_property
+    def _rows(self) -> dict[Hashable, int]:
+        table = np.stack([self.columns[name] for name in COLUMNS], axis=1) if len(self) else np.zeros((0, 1))
+        return {tuple(values): row for row, values in enumerate(table.tolist())}
+
+    def value(self, row: int, name: str) -> int | str:
+        """One column of a plan, as a user writes it: the name of a policy, else a number."""
+        code = int(self.columns[name][row])
+        names = coding(self.problem).get(name)
+        return names[code] if names else code
+
+
+def pool_of_space(
+    space: Space, pricer: Pricer, chunks: Iterable[PlanColumns], program: Problem | None = None, most: int = MOST
+) -> Pool:
+    """The pool of a space.
+
+    Args:
+        space: of the problem that is tuned.
+        pricer: of that problem.
+        chunks: its open legal plans that fit (`Roofline.fitting`).
+        program: the problem as the trainer sees it that must have a program for a plan; None where all have one.
+        most: plans that are kept at most.
+    """
+    refused: dict[str, int] = {}
+    kept = []
+    for found in chunks:
+        rows = found if program is None else _with_program(program, found, refused)
+        if len(rows):
+            prices, floors = pricer.price(rows), pricer.floor(rows)
+            kept.append((rows, prices, floors, pricer.interval(prices, floors)[0]))
+    columns = {name: _joined([rows[name] for rows, *_ in kept], np.int64) for name in COLUMNS}
+    steps = _joined([prices.step_time_s for _, prices, *_ in kept], float)
+    first = _fastest_of_each(columns, steps)
+    chosen = np.sort(first[np.argsort(steps[first], kind="stable")[:most]])
+    starts = np.cumsum([0, *(len(rows) for rows, *_ in kept)])
+
+    def plan(row: int) -> Plan:
+        place = int(chosen[row])
+        chunk = int(np.searchsorted(starts, place, side="right")) - 1
+        return space.plan(kept[chunk][0], place - int(starts[chunk]))
+
+    return Pool(
+        problem=space.problem,
+        columns={name: column[chosen] for name, column in columns.items()},
+        step_s=steps[chosen],
+        low_s=_joined([low for *_, low in kept], float)[chosen],
+        floor_s=_joined([floors for _, _, floors, _ in kept], float)[chosen],
+        hbm_bytes=_joined([prices.hbm_bytes for _, prices, *_ in kept], float)[chosen],
+        parts=np.concatenate([np.zeros((0, len(TIME_PARTS))), *(_parts(prices) for _, prices, *_ in kept)])[chosen],
+        plan=plan,
+        refused=refused,
+        left_out=len(first) - len(chosen),
+    )
+
+
+def pool_of_estimates(problem: Problem, estimates: Sequence[Estimate]) -> Pool:
+    """The pool of given plans of a problem with their estimates, such as those of a table of measurements."""
+    plans = [each.plan for each in estimates]
+    columns = columns_of(problem, plans)
+    return Pool(
+        problem=problem,
+        columns={name: columns[name] for name in COLUMNS},
+        step_s=np.array([each.step_time_s for each in estimates]),
+        low_s=np.array([each.interval_s[0] for each in estimates]),
+        floor_s=np.array([each.floor_s for each in estimates]),
+        hbm_bytes=np.array([each.hbm_bytes for each in estimates]),
+        parts=np.array([[each.time_parts[name] for name in TIME_PARTS] for each in estimates]),
+        plan=lambda row: plans[row],
+        refused={},
+    )
+
+
+def _with_program(program: Problem, rows: PlanColumns, refused: dict[str, int]) -> PlanColumns:
+    """The rows for which a trainer has a program, with a count of the others by the rule they break."""
+    for rule in RULES:
+        holds = np.broadcast_to(rule.holds(program, rows), len(rows))
+        if lost := int(len(rows) - holds.sum()):
+            refused[rule.name] = refused.get(rule.name, 0) + lost
+            rows = rows.take(np.asarray(holds))
+    return rows
+
+
+def _fastest_of_each(columns: Mapping[str, np.ndarray], steps: np.ndarray) -> np.ndarray:
+    """The fastest row of each program, ascending; of equals the first."""
+    if not len(steps):
+        return np.zeros(0, np.int64)
+    program = np.zeros(len(steps), np.int64)
+    for name in COLUMNS:  # number the programs column by column: a product of all domains may not fit into 64 bits
+        _, code = np.unique(columns[name], return_inverse=True)
+        _, program = np.unique(program * (int(code.max()) + 1) + code, return_inverse=True)
+    order = np.lexsort((np.arange(len(steps)), steps, program))
+    fresh = np.concatenate([[True], program[order][1:] != program[order][:-1]])
+    return np.sort(order[fresh])
+
+
+def _joined(columns: list[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, kind), *columns])
+
+
+def _parts(prices: Prices) -> np.ndarray:
+    return np.stack([prices.time_parts[name] for name in TIME_PARTS], axis=1)
