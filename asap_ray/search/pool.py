@@ -30,8 +30,8 @@ class Pool:
     """Plans as columns [plans], in the order of enumeration.
 
     `step_s`, `low_s` (lower end of the interval), `floor_s`, `hbm_bytes` and `parts` (seconds by part of the step,
-    [plans, parts]) are the roofline's. `refused` counts legal plans that fit and have no program, by rule; `left_out`
-    those that were dropped since a pool holds no more than `MOST`.
+    [plans, parts]) are the roofline's; `plan` and `estimate` give one row whole. `refused` counts legal plans that fit
+    and have no program, by rule; `left_out` those that were dropped since a pool holds no more than `MOST`.
     """
 
     problem: Problem
@@ -42,6 +42,7 @@ class Pool:
     hbm_bytes: np.ndarray
     parts: np.ndarray
     plan: Callable[[int], Plan]
+    estimate: Callable[[int], Estimate]
     refused: Mapping[str, int]
     left_out: int = 0
 
@@ -58,6 +59,15 @@ class Pool:
     def _rows(self) -> dict[Hashable, int]:
         table = np.stack([self.columns[name] for name in COLUMNS], axis=1) if len(self) else np.zeros((0, 1))
         return {tuple(values): row for row, values in enumerate(table.tolist())}
+
+    @cached_property
+    def recomputed(self) -> np.ndarray:
+        """FLOPs that each recomputation policy computes again over the model's own [policies]; 0 where no plan has
+        it."""
+        codes, first = np.unique(self.columns["remat"], return_index=True)
+        found = np.zeros(len(self.problem.stack.remat))
+        found[codes] = [self.estimate(int(row)).redundant for row in first]
+        return found
 
     def value(self, row: int, name: str) -> int | str:
         """One column of a plan, as a user writes it: the name of a policy, else a number."""
@@ -91,10 +101,13 @@ def pool_of_space(
     chosen = np.sort(first[np.argsort(steps[first], kind="stable")[:most]])
     starts = np.cumsum([0, *(len(rows) for rows, *_ in kept)])
 
-    def plan(row: int) -> Plan:
-        place = int(chosen[row])
-        chunk = int(np.searchsorted(starts, place, side="right")) - 1
-        return space.plan(kept[chunk][0], place - int(starts[chunk]))
+    def place(row: int) -> tuple[PlanColumns, int]:
+        chunk = int(np.searchsorted(starts, chosen[row], side="right")) - 1
+        return kept[chunk][0], int(chosen[row] - starts[chunk])
+
+    def estimate(row: int) -> Estimate:
+        rows, i = place(row)
+        return pricer.estimates(rows.take(np.array([i])), [space.plan(rows, i)])[0]
 
     return Pool(
         problem=space.problem,
@@ -104,7 +117,8 @@ def pool_of_space(
         floor_s=_joined([floors for _, _, floors, _ in kept], float)[chosen],
         hbm_bytes=_joined([prices.hbm_bytes for _, prices, *_ in kept], float)[chosen],
         parts=np.concatenate([np.zeros((0, len(TIME_PARTS))), *(_parts(prices) for _, prices, *_ in kept)])[chosen],
-        plan=plan,
+        plan=lambda row: space.plan(*place(row)),
+        estimate=estimate,
         refused=refused,
         left_out=len(first) - len(chosen),
     )
@@ -123,6 +137,7 @@ def pool_of_estimates(problem: Problem, estimates: Sequence[Estimate]) -> Pool:
         hbm_bytes=np.array([each.hbm_bytes for each in estimates]),
         parts=np.array([[each.time_parts[name] for name in TIME_PARTS] for each in estimates]),
         plan=lambda row: plans[row],
+        estimate=lambda row: estimates[row],
         refused={},
     )
 

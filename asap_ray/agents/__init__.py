@@ -1,0 +1,1 @@
+"""Agents: a Coordinator, an Analyzer, a brain that proposes and a Verifier, which steer what is tried."""

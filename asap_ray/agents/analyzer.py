@@ -1,0 +1,274 @@
+"""The Analyzer: where a profile shows what the roofline did not see, and how far the roofline is off for the rest.
+
+A fault is time that a trial spends beyond what its plan is priced at, laid to a mechanism that other plans may share:
+
+- collectives that nobody predicted, over the mesh axes they run over (a fault of sharding);
+- an axis whose traffic takes longer than modelled, at the bytes that were predicted (a slow link);
+- kernels of one kind that take longer than priced at one shape (a slow kernel).
+
+What a part of the step usually takes, over what it is priced at, is learnt from the trials that lack the mechanism, so
+that a price that is off for all plans alike is no fault. All of it is worked out anew from all trials each time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asap_ray.agents.proposal import GROUPS, grouped
+from asap_ray.narrowing import Test
+from asap_ray.physics.estimate import TIME_PARTS
+from asap_ray.plan import AXES, Plan
+from asap_ray.problem import Columns, columns_of
+from asap_ray.search.pool import Pool
+from asap_ray.search.protocol import Result
+
+SICK = 0.10
+"""Share of a step from which excess time is a fault worth steering around."""
+SLOWER = 1.5
+"""Times what a part usually takes from which it is a fault; `ALONE` where no other trial says what is usual."""
+ALONE = 2.0
+KERNELS = ("matmul", "attention", "elementwise", "recompute")
+TRAFFIC: Mapping[str, str] = {axis: axis for axis in ("tensor", "context", "expert", "fsdp", "pipeline")} | {
+    "gradient": "data"
+}
+"""Parts of a step that are traffic, and the mesh axis whose links they use."""
+SHAPE = ("tensor", "context", "micro_batch")
+"""Columns that decide the shapes of kernels."""
+WITHIN = (0.5, 2.0)
+"""How far the price of a part is corrected at most."""
+STEADY = 0.02
+"""Of a step: seconds that steady the ratio of a small part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mechanism:
+    """Something that plans have in common: all of `tests` hold for their columns."""
+
+    name: str
+    tests: tuple[Test, ...]
+
+    def holds(self, columns: Columns) -> np.ndarray:
+        """Which plans have it [plans]."""
+        return np.logical_and.reduce([test.holds(columns) for test in self.tests])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Time of a trial that its plan is not priced at, with the mechanism it is laid to."""
+
+    kind: str
+    mechanism: Mechanism
+    trial: int
+    seconds: float
+    share: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """What all trials so far come to.
+
+    `ratios` are what each part of a step takes over what it is priced at [parts], `memory` the same of bytes.
+    `penalties` are, for each mechanism with a fault, the mean logarithm of what it costs the plans that have it.
+    `evidence` is whose figures these are: a trainer and a compiler; trials of others do not count.
+    """
+
+    faults: tuple[Fault, ...]
+    penalties: Mapping[Mechanism, float]
+    ratios: np.ndarray
+    memory: float
+    trials: int
+    evidence: str
+
+    def expected(self, pool: Pool) -> np.ndarray:
+        """Steps of all plans as the trials let expect them, in seconds [plans]."""
+        steps = pool.parts @ self.ratios
+        for mechanism, penalty in self.penalties.items():
+            steps = np.where(mechanism.holds(pool.columns), steps * math.exp(penalty), steps)
+        return steps
+
+
+def analyse(pool: Pool, results: Sequence[Result], *, diagnosing: bool = True) -> Analysis:
+    """What trials say of a pool; without `diagnosing` of their profiles only how far steps are off on the whole."""
+    evidence = next((each.evidence for each in reversed(results) if each.status == "complete"), "")
+    told = [each for each in results if each.status == "complete" and each.evidence == evidence and each.roofline]
+    faults = [fault for each in told for fault in faults_of(pool, each, told)] if diagnosing else []
+    return Analysis(
+        faults=tuple(faults),
+        penalties=_penalties(pool, told, faults),
+        ratios=_ratios(told, faults) if diagnosing else np.full(len(TIME_PARTS), _whole(told)),
+        memory=_memory(results, evidence),
+        trials=len(told),
+        evidence=evidence,
+    )
+
+
+def faults_of(pool: Pool, result: Result, told: Sequence[Result]) -> list[Fault]:
+    """The faults of one trial, the costliest first; `told` are all trials that it may be held against."""
+    found = _unpredicted(result)
+    if result.estimate is not None:
+        slow = [*_slow_axes(result, sum(fault.seconds for fault in found)), *_slow_kernels(pool, result, told)]
+        found += [fault for fault in slow if fault.share > SICK]
+    return sorted(found, key=lambda fault: -fault.seconds)
+
+
+def _unpredicted(result: Result) -> list[Fault]:
+    seen, found = result.observation, []
+    for each in seen.unpredicted if seen else ():
+        wires = [wire for wire in seen.wires if wire.need == each.need] if seen else []
+        exposed, sent = sum(wire.exposed_s for wire in wires), sum(wire.wire_bytes for wire in wires)
+        seconds = exposed * min(each.wire_bytes / sent, 1.0) if sent else 0.0
+        mechanism = in_use(each.axes)
+        if mechanism and seconds > SICK * (result.step_time_s or 0.0):
+            words = (
+                f"{each.category} over {each.over} that the plan does not need: {each.wire_bytes / 1e9:.3g} GB a "
+                f"device, {seconds:.3g} s of the step"
+            )
+            found.append(_fault("unpredicted collectives", mechanism, result, seconds, words))
+    return found
+
+
+def _slow_axes(result: Result, explained_s: float) -> list[Fault]:
+    """Axes whose traffic shows for more than it is priced at and than what nobody predicted explains."""
+    assert result.estimate is not None
+    assert result.roofline is not None
+    seen, priced = grouped(result.estimate.time_parts), grouped(result.roofline.time_parts)
+    avoidable = result.observation.avoidable.exposed_s if result.observation else 0.0
+    found = []
+    for part, axis in TRAFFIC.items():
+        excess = seen[part] - priced[part] - explained_s - (avoidable if part in ("fsdp", "gradient") else 0.0)
+        mechanism = in_use((axis,))
+        if mechanism is None or result.candidate.plan.axes[axis] == 1 or seen[part] < ALONE * priced[part]:
+            continue
+        words = f"traffic over {axis} shows for {seen[part]:.3g} s, where {priced[part]:.3g} s are modelled"
+        found.append(_fault("slow link", mechanism, result, excess, words))
+    return found
+
+
+def _slow_kernels(pool: Pool, result: Result, told: Sequence[Result]) -> list[Fault]:
+    """Kinds of kernels that take longer than usual at the shapes of this plan."""
+    assert result.estimate is not None
+    assert result.roofline is not None
+    seen, priced = grouped(result.estimate.time_parts), grouped(result.roofline.time_parts)
+    found = []
+    for part in KERNELS:
+        mechanism = _shaped(pool, part, result.candidate.plan)
+        others = [each for each in told if not _has(pool, mechanism, each.candidate.plan)]
+        usual, times = _usual(result, part, others)
+        if priced[part] <= 0 or seen[part] < times * usual * priced[part]:
+            continue
+        words = (
+            f"{part} kernels take {seen[part]:.3g} s, {seen[part] / priced[part]:.2g} times their price{_op(result)}"
+        )
+        found.append(_fault("slow kernel", mechanism, result, seen[part] - usual * priced[part], words))
+    return found
+
+
+def _usual(result: Result, part: str, others: Sequence[Result]) -> tuple[float, float]:
+    """What a part takes over its price in the trials of other shapes, and how far above it is a fault.
+
+    Where there is none, what the other kernels of the same trial take over theirs.
+    """
+    ratios = [ratio for each in others if (ratio := _ratio(each, part))]
+    if ratios:
+        return statistics.median(ratios), SLOWER
+    beside = [ratio for name in KERNELS if name != part and (ratio := _ratio(result, name))]
+    return max(1.0, statistics.median(beside) if beside else 1.0), ALONE
+
+
+def _ratio(result: Result, part: str) -> float | None:
+    if result.estimate is None or result.roofline is None:
+        return None
+    seen, priced = grouped(result.estimate.time_parts)[part], grouped(result.roofline.time_parts)[part]
+    return seen / priced if priced > 0.005 * result.roofline.step_time_s else None
+
+
+def _op(result: Result) -> str:
+    """The op that costs most, with where it stands in the model."""
+    top = result.observation.top[0] if result.observation and result.observation.top else None
+    return f"; the costliest op is {top.name}{f' at {top.source}' if top.source else ''}" if top else ""
+
+
+def _fault(kind: str, mechanism: Mechanism, result: Result, seconds: float, words: str) -> Fault:
+    step = result.step_time_s or 1.0
+    text = f"{words} ({seconds / step:.0%} of it); {mechanism.name}"
+    return Fault(
+        kind=kind,
+        mechanism=mechanism,
+        trial=result.candidate.number,
+        seconds=seconds,
+        share=seconds / step,
+        text=text,
+    )
+
+
+def in_use(axes: Sequence[str]) -> Mechanism | None:
+    """That all of some mesh axes are in use; None for no axis."""
+    tests = tuple(Test(field=axis, comparison=">", values=(1,)) for axis in AXES if axis in axes)
+    return Mechanism(name=f"plans with {' and '.join(t.field for t in tests)} above 1", tests=tests) if tests else None
+
+
+def _shaped(pool: Pool, part: str, plan: Plan) -> Mechanism:
+    columns = columns_of(pool.problem, [plan])
+    sizes = {name: int(columns[name][0]) for name in SHAPE}
+    words = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    tests = tuple(Test(field=name, comparison="in", values=(size,)) for name, size in sizes.items())
+    return Mechanism(name=f"{part} at {words}", tests=tests)
+
+
+def _has(pool: Pool, mechanism: Mechanism, plan: Plan) -> bool:
+    return bool(mechanism.holds(columns_of(pool.problem, [plan]))[0])
+
+
+def _penalties(pool: Pool, told: Sequence[Result], faults: Sequence[Fault]) -> dict[Mechanism, float]:
+    """What each mechanism costs on average: a trial that has it and is well counts as nothing."""
+    found = {}
+    for mechanism in dict.fromkeys(fault.mechanism for fault in faults):
+        logs = []
+        for each in told:
+            if _has(pool, mechanism, each.candidate.plan) and each.step_time_s:
+                number = each.candidate.number
+                lost = sum(f.seconds for f in faults if (f.mechanism, f.trial) == (mechanism, number))
+                logs.append(math.log(each.step_time_s / max(each.step_time_s - lost, 0.05 * each.step_time_s)))
+        found[mechanism] = statistics.fmean(logs)
+    return found
+
+
+def _whole(told: Sequence[Result]) -> float:
+    """What a whole step takes over its price, the median."""
+    ratios = [each.step_time_s / each.roofline.step_time_s for each in told if each.step_time_s and each.roofline]
+    return statistics.median(ratios) if ratios else 1.0
+
+
+def _ratios(told: Sequence[Result], faults: Sequence[Fault]) -> np.ndarray:
+    """What each part takes over its price, of all trials that tell their parts, without their faults [parts]."""
+    full = [each for each in told if each.estimate and each.roofline and each.estimate.time_parts]
+    if not full:
+        return np.full(len(TIME_PARTS), _whole(told))
+    sick = {fault.trial for fault in faults}
+    full = [each for each in full if each.candidate.number not in sick] or full
+    seen = [grouped(each.estimate.time_parts) for each in full if each.estimate]
+    priced = [grouped(each.roofline.time_parts) for each in full if each.roofline]
+    whole, steady = _whole(full), STEADY * sum(each.roofline.step_time_s for each in full if each.roofline)
+    of_group = {  # a part too small to say anything is off as the whole is
+        group: (sum(each[group] for each in seen) + steady * whole) / (sum(each[group] for each in priced) + steady)
+        for group in GROUPS
+    }
+    within = {group: min(max(ratio, WITHIN[0]), WITHIN[1]) for group, ratio in of_group.items()}
+    names = {name: group for group, parts in GROUPS.items() for name in parts}
+    return np.array([within[names[name]] for name in TIME_PARTS])
+
+
+def _memory(results: Sequence[Result], evidence: str) -> float:
+    """What a plan needs over what it is priced at, the median; 1 before any trial says."""
+    ratios = [
+        each.hbm_bytes / each.roofline.hbm_bytes
+        for each in results
+        if each.hbm_bytes and each.roofline and each.evidence == evidence
+    ]
+    return statistics.median(ratios) if ratios else 1.0

@@ -1,0 +1,251 @@
+"""The Coordinator: releases rounds of verified proposals, narrows and prunes what is open, and says when to stop.
+
+What is open are the plans not yet tried whose floor is below the best trial's step, which fit by what trials needed,
+and which no narrowing closes. A narrowing closes the plans that share the mechanism of a fault, with author and reason;
+it is lifted as soon as one of those plans is expected to be faster than every other after all. Between proposals the
+sampler takes its share of the trials among the open plans that could still win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from asap_ray.agents.analyzer import Analysis, Mechanism, analyse, faults_of
+from asap_ray.agents.brief import Brain, Brief
+from asap_ray.agents.proposal import Proposal, judge
+from asap_ray.agents.verifier import fitting, refusal, row_of
+from asap_ray.narrowing import Narrowing
+from asap_ray.problem import Problem
+from asap_ray.search.pool import Pool
+from asap_ray.search.protocol import Candidate, Result, Told, best_of
+from asap_ray.search.study import Study
+
+ANALYZER = "analyzer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """How a search is run: `share` of the trials are the sampler's; it stops where no plan left can be more than `gap`
+    faster by its floor. Without `diagnosing` profiles are not looked at."""
+
+    share: float = 0.2
+    gap: float = 0.0
+    diagnosing: bool = True
+
+
+@dataclass(kw_only=True)
+class Coordinator:
+    """A searcher made of agents: `brain` proposes, the Verifier checks, the study samples in between.
+
+    `program` is the problem as the trainer sees it that must have a program for a plan.
+    """
+
+    pool: Pool
+    brain: Brain
+    study: Study
+    rules: Rules = field(default_factory=Rules)
+    program: Problem | None = None
+    name: str = "agents"
+    results: list[Result] = field(default_factory=list)
+    rounds: int = 0
+    proposals: int = 0
+    refused: int = 0
+    _tried: dict[int, int] = field(default_factory=dict)
+    _sampled: int = 0
+    _narrowed: dict[Mechanism, Narrowing] = field(default_factory=dict)
+    _analysis: Analysis | None = None
+    _told: list[Told] = field(default_factory=list)
+
+    def ask(self, count: int) -> list[Candidate]:
+        """A round: verified proposals, and the sampler's share."""
+        brief = self.brief()
+        if not brief.open.any():
+            return []
+        self.rounds += 1
+        sampled = min(max(int(self.rules.share * (len(self._tried) + count)) - self._sampled, 0), count)
+        self._tell("round", round=self.rounds, open=int(brief.open.sum()), closed=dict(brief.closed))
+        candidates = [self._release(each) for each in self._verified(brief, count - sampled)]
+        candidates += self._sample(brief, count - len(candidates))
+        return candidates
+
+    def tell(self, results: Sequence[Result]) -> None:
+        """Judge the predictions of a round, look for faults, and learn."""
+        by_number = {each.candidate.number: each for each in (*self.results, *results)}
+        self.results += results
+        self._analysis = None
+        for each in results:
+            self.study.tell(each)
+            if (proposal := each.candidate.proposal) is not None:
+                verdict = judge(proposal.prediction, each, by_number.get(proposal.base))
+                self._tell("verdict", trial=each.candidate.number, **asdict(verdict))
+        if self.rules.diagnosing:
+            self._name_faults(results)
+        self._narrow()
+
+    def finished(self) -> str | None:
+        """Why nothing that is left is worth a trial."""
+        best, left = best_of(self.results), ~self._is_tried()
+        if not left.any():
+            return "every plan that is legal and fits was tried"
+        if best is None or best.step_time_s is None:
+            return None if fitting(self.pool, self.analysis.memory)[left].any() else "no plan left fits"
+        step, floor = best.step_time_s, float(self.pool.floor_s[left].min())
+        if floor >= step:
+            return "nothing legal that is left can win: every floor is above the best trial's step"
+        if step / floor - 1.0 <= self.rules.gap:
+            return f"no plan left can be more than {step / floor - 1.0:.1%} faster by its floor"
+        if not (left & self._credible(step)).any():
+            return "no plan left is likely to win: every interval, as trials correct it, begins above the best step"
+        return None
+
+    def drain(self) -> list[Told]:
+        """What happened since this was last asked."""
+        told, self._told = self._told, []
+        return told
+
+    @property
+    def analysis(self) -> Analysis:
+        """What all trials so far come to."""
+        if self._analysis is None:
+            self._analysis = analyse(self.pool, self.results, diagnosing=self.rules.diagnosing)
+        return self._analysis
+
+    @property
+    def floor_gap(self) -> float | None:
+        """How much faster than the best trial a plan that is left could be, by its floor; None before any trial."""
+        best, left = best_of(self.results), ~self._is_tried()
+        if best is None or best.step_time_s is None:
+            return None
+        return max(best.step_time_s / float(self.pool.floor_s[left].min()) - 1.0, 0.0) if left.any() else 0.0
+
+    def brief(self) -> Brief:
+        """What a brain is told now."""
+        best = best_of(self.results)
+        closed, open_ = {}, np.ones(len(self.pool), bool)
+        for name, mask in self._masks(best).items():
+            closed[name] = int((open_ & ~mask).sum())
+            open_ &= mask
+        return Brief(
+            pool=self.pool,
+            results=tuple(self.results),
+            best=best,
+            analysis=self.analysis,
+            expected_s=self.analysis.expected(self.pool),
+            open=open_,
+            tried=dict(self._tried),
+            narrowings=tuple(self._narrowed.values()),
+            closed=closed,
+            diagnosing=self.rules.diagnosing,
+        )
+
+    def _masks(self, best: Result | None) -> dict[str, np.ndarray]:
+        """What leaves which plans open [plans], by name."""
+        masks = {"tried": ~self._is_tried(), "memory": fitting(self.pool, self.analysis.memory)}
+        if best is not None and best.step_time_s is not None:
+            masks["floor"] = self.pool.floor_s < best.step_time_s
+        if self._narrowed:
+            masks["narrowed"] = np.logical_and.reduce(
+                [each.open(self.pool.columns) for each in self._narrowed.values()]
+            )
+        return masks
+
+    def _is_tried(self) -> np.ndarray:
+        tried = np.zeros(len(self.pool), bool)
+        tried[list(self._tried)] = True
+        return tried
+
+    def _credible(self, best_step_s: float) -> np.ndarray:
+        """Plans whose interval, moved as trials correct the estimate, begins below the best step [plans]."""
+        return self.pool.low_s / self.pool.step_s * self.analysis.expected(self.pool) < best_step_s
+
+    def _verified(self, brief: Brief, count: int) -> list[Proposal]:
+        """Proposals that may be tried; one that may not goes back once, with the reason."""
+        accepted: list[Proposal] = []
+        for proposal in self.brain.propose(brief, count)[:count] if count else []:
+            self.proposals += 1
+            reason = self._refusal(brief, proposal, accepted)
+            if reason is not None:
+                proposal = self.brain.revise(brief, proposal, reason, accepted)
+                if proposal is None or self._refusal(brief, proposal, accepted) is not None:
+                    continue
+            accepted.append(proposal)
+        return accepted
+
+    def _refusal(self, brief: Brief, proposal: Proposal, accepted: Sequence[Proposal]) -> str | None:
+        reason = refusal(brief, proposal, self.program)
+        row = row_of(self.pool, proposal.plan)
+        if reason is None and row in {row_of(self.pool, each.plan) for each in accepted}:
+            reason = "proposed in this round already"
+        if reason is not None:
+            self.refused += 1
+            self._tell("refusal", plan=proposal.plan.line, author=self.brain.name, card=proposal.card, reason=reason)
+        return reason
+
+    def _release(self, proposal: Proposal) -> Candidate:
+        row = row_of(self.pool, proposal.plan)
+        assert row is not None, "the Verifier lets only plans of the pool pass"
+        number = self.study.enqueue(row)
+        self._tried[row] = number
+        told = {**asdict(proposal), "plan": proposal.plan.line}
+        self._tell("proposal", round=self.rounds, trial=number, author=self.brain.name, **told)
+        return Candidate(number=number, plan=self.pool.plan(row), author=self.brain.name, proposal=proposal)
+
+    def _sample(self, brief: Brief, count: int) -> list[Candidate]:
+        """The sampler's trials, among the open plans that could still win."""
+        open_, best = brief.open & ~self._is_tried(), brief.best
+        if best is not None and best.step_time_s is not None:
+            open_ &= self._credible(best.step_time_s)
+        found = []
+        for _ in range(count):
+            if (asked := self.study.sample(open_)) is None:
+                break
+            number, row = asked
+            open_[row] = False
+            self._tried[row] = number
+            self._sampled += 1
+            candidate = Candidate(number=number, plan=self.pool.plan(row), author="sampler")
+            self._tell("sample", round=self.rounds, trial=number, plan=candidate.plan.line)
+            found.append(candidate)
+        return found
+
+    def _name_faults(self, results: Sequence[Result]) -> None:
+        told = [each for each in self.results if each.status == "complete" and each.roofline]
+        for each in results:
+            for fault in faults_of(self.pool, each, told) if each in told else []:
+                fields = {"fault": fault.kind, "mechanism": fault.mechanism.name, "text": fault.text}
+                self._tell("fault", trial=fault.trial, seconds=fault.seconds, share=fault.share, **fields)
+
+    def _narrow(self) -> None:
+        """Close the plans that share a fault, costliest first, where the others are expected to be faster."""
+        analysis, expected, left = self.analysis, self.analysis.expected(self.pool), ~self._is_tried()
+        wanted: dict[Mechanism, Narrowing] = {}
+        for mechanism, penalty in sorted(analysis.penalties.items(), key=lambda each: -each[1]):
+            sick = mechanism.holds(self.pool.columns)
+            inside, outside = expected[left & sick], expected[left & ~sick]
+            if penalty > 0 and len(outside) and (not len(inside) or outside.min() <= inside.min()):
+                wanted[mechanism] = self._narrowed.get(mechanism) or _narrowing(mechanism, analysis)
+                left &= ~sick
+        for mechanism in [each for each in wanted if each not in self._narrowed]:
+            self._tell("narrowing", **asdict(wanted[mechanism]))
+        for mechanism in [each for each in self._narrowed if each not in wanted]:
+            why = "one of its plans is expected to be faster than every other"
+            self._tell("lifted", name=self._narrowed[mechanism].name, author=ANALYZER, reason=why)
+        self._narrowed = wanted
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._told.append(Told(kind=kind, fields=fields))
+
+
+def _narrowing(mechanism: Mechanism, analysis: Analysis) -> Narrowing:
+    fault = next(each for each in analysis.faults if each.mechanism == mechanism)
+    return Narrowing(
+        name=mechanism.name,
+        tests=mechanism.tests,
+        keep=False,
+        author=ANALYZER,
+        reason=f"trial {fault.trial}: {fault.text}",
+    )

@@ -1,0 +1,175 @@
+"""The playbook brain: rules read from cards, and the roofline's ranking as the trials correct it.
+
+Most proposals are the plans that are expected to be fastest, spread over meshes and recomputation policies, since the
+roofline is wrong in much the same way for plans of one kind. A card that applies to the best trial takes a place among
+them with the best plan that its move leads to, as long as that plan is expected about as fast as the best trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from asap_ray.agents.brief import Brief
+from asap_ray.agents.facts import facts_of_result
+from asap_ray.agents.moves import reached
+from asap_ray.agents.proposal import Proposal, predict_change, predict_step
+from asap_ray.agents.verifier import row_of
+from asap_ray.knowledge import Card, Fact, fired
+from asap_ray.plan import AXES, Plan
+from asap_ray.search.pool import Pool
+from asap_ray.search.protocol import Result
+
+ALIKE = 0.03
+"""How much slower a plan counts for each one of its mesh and policy that was tried or is proposed."""
+HOPE = 1.05
+"""How much slower than the best trial a card's plan may be expected: cards know what the roofline does not."""
+RANKING = "ranking"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playbook:
+    """Proposes by cards; `card_share` of a round's places, at most, are theirs."""
+
+    cards: tuple[Card, ...]
+    card_share: float = 0.5
+    name: str = "playbook"
+
+    def propose(self, brief: Brief, count: int) -> list[Proposal]:
+        """The fastest plan that is expected first, then what cards say of the best trial, then the ranking's others."""
+        ranked = _ranked(brief, set())
+        found = [proposal for proposal in [next(ranked, None)] if proposal][:count]
+        places = min(int(self.card_share * count), count - len(found))
+        for proposal in self.by_cards(brief, brief.best):
+            if places <= 0:
+                break
+            if proposal.plan not in {each.plan for each in found}:
+                found.append(proposal)
+                places -= 1
+        return [*found, *_first(_ranked(brief, {each.plan for each in found}), count - len(found))]
+
+    def by_cards(self, brief: Brief, base: Result | None) -> list[Proposal]:
+        """What cards propose from a trial: one plan a card, those expected fastest first."""
+        row = brief.pool.row(base.candidate.plan) if base else None
+        if base is None or row is None or not brief.diagnosing:
+            return []
+        facts = facts_of_result(brief.pool.problem, base)
+        found = [self._by_card(brief, card, base, row, facts) for card in fired(self.cards, facts)]
+        return sorted((each for each in found if each), key=lambda each: each.expected_s)
+
+    def revise(self, brief: Brief, refused: Proposal, reason: str, others: Sequence[Proposal]) -> Proposal | None:
+        """The next plan of the same card, or else of the ranking."""
+        taken = {each.plan for each in (*others, refused)}
+        if card := next((each for each in self.cards if each.name == refused.card), None):
+            base = next((each for each in brief.results if each.candidate.number == refused.base), None)
+            row = brief.pool.row(base.candidate.plan) if base else None
+            if base is not None and row is not None:
+                facts = facts_of_result(brief.pool.problem, base)
+                again = self._by_card(brief, card, base, row, facts, among=brief.open)
+                if again and again.plan not in taken:
+                    return again
+        return next(_ranked(brief, taken), None)
+
+    def _by_card(
+        self,
+        brief: Brief,
+        card: Card,
+        base: Result,
+        row: int,
+        facts: Mapping[str, Fact],
+        among: np.ndarray | None = None,
+    ) -> Proposal | None:
+        """The best plan that a card's first possible move leads to; `among` leaves only some plans [plans]."""
+        pool, limit = brief.pool, HOPE * (base.step_time_s or np.inf)
+        for move in card.moves:
+            mask = reached(pool, row, move, pool.recomputed) & (brief.expected_s <= limit)
+            mask = mask if among is None else mask & among
+            if mask.any():
+                rows = np.flatnonzero(mask)
+                best = int(rows[np.argmin(brief.expected_s[rows])])
+                return _from_card(brief, card, base, row, best, facts)
+        return None
+
+
+def _from_card(brief: Brief, card: Card, base: Result, row: int, best: int, facts: Mapping[str, Fact]) -> Proposal:
+    pool = brief.pool
+    after = pool.estimate(best)
+    because = ", ".join(f"{each.field} {_shown(facts[each.field])}" for each in card.when)
+    return Proposal(
+        plan=pool.plan(best),
+        hypothesis=f"trial {base.candidate.number} has {because}: {card.why}",
+        mechanism=f"{card.name}: {changes(pool, row, best)}",
+        prediction=predict_change(base, pool.estimate(row), after),
+        expected_s=float(brief.expected_s[best]),
+        card=card.name,
+        base=base.candidate.number,
+    )
+
+
+def _shown(fact: Fact) -> str:
+    return fact if isinstance(fact, str) else f"{fact:.3g}"
+
+
+def changes(pool: Pool, before: int, after: int) -> str:
+    """What tells two plans apart, in words."""
+    names = (
+        *AXES,
+        "micro_batch",
+        "zero",
+        "schedule",
+        "virtual",
+        "sequence_parallel",
+        "remat",
+        "precision",
+        "attention",
+    )
+    told = [
+        f"{name} {pool.value(before, name)} to {pool.value(after, name)}"
+        for name in names
+        if pool.columns[name][before] != pool.columns[name][after]
+    ]
+    return ", ".join(told) or "another layout"
+
+
+def _ranked(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[Proposal]:
+    """Open plans by the steps that are expected, those of a kind that has been tried a little later."""
+    pool = brief.pool
+    kinds, left = _kinds(pool), brief.open.copy()
+    counts = np.zeros(int(kinds.max(initial=0)) + 1)
+    given = [row for plan in taken if (row := row_of(pool, plan)) is not None]
+    left[given] = False
+    for row in (*brief.tried, *given):
+        counts[kinds[row]] += 1
+    while left.any():
+        rows = np.flatnonzero(left)
+        row = int(rows[np.argmin(brief.expected_s[rows] * (1.0 + ALIKE * counts[kinds[rows]]))])
+        left[row] = False
+        counts[kinds[row]] += 1
+        yield _from_ranking(brief, row)
+
+
+def _kinds(pool: Pool) -> np.ndarray:
+    """A number for each mesh and recomputation policy [plans]."""
+    found: dict[Hashable, int] = {}
+    table = np.stack([pool.columns[name] for name in (*AXES, "remat")], axis=1)
+    return np.array([found.setdefault(tuple(each), len(found)) for each in table.tolist()], np.int64)
+
+
+def _from_ranking(brief: Brief, row: int) -> Proposal:
+    estimate, expected, trials = brief.pool.estimate(row), float(brief.expected_s[row]), brief.analysis.trials
+    low, high = (expected * end / estimate.step_time_s for end in estimate.interval_s)
+    corrected = f", corrected by {trials} trials" if trials else ""
+    return Proposal(
+        plan=brief.pool.plan(row),
+        hypothesis=f"the roofline{corrected} expects {expected:.3g} s, the least of what is open and not alike",
+        mechanism=RANKING,
+        prediction=predict_step(expected, low, high),
+        expected_s=expected,
+    )
+
+
+def _first(proposals: Iterator[Proposal], count: int) -> list[Proposal]:
+    return [proposal for proposal, _ in zip(proposals, range(count), strict=False)]

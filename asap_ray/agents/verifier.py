@@ -1,0 +1,67 @@
+"""The Verifier: what a proposal must be before it costs a trial, in code, whoever made it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asap_ray.agents.brief import Brief
+from asap_ray.agents.proposal import Proposal
+from asap_ray.duplicates import duplicate
+from asap_ray.plan import Plan
+from asap_ray.problem import Problem, coding, columns_of
+from asap_ray.rules import broken
+from asap_ray.search.pool import Pool
+
+
+def row_of(pool: Pool, plan: Plan) -> int | None:
+    """Where a plan stands in the pool, also for words that this problem does not know: those are nowhere."""
+    known = all(getattr(plan, knob) in names for knob, names in coding(pool.problem).items())
+    return pool.row(plan) if known else None
+
+
+def refusal(brief: Brief, proposal: Proposal, program: Problem | None = None) -> str | None:
+    """Why a proposal is refused, in one line; None where it may be tried.
+
+    Args:
+        brief: what is known.
+        proposal: is legal, fits with the margin, was not tried, can beat the best trial by its floor, changes something
+            and is not closed by a narrowing, or else is refused.
+        program: the problem as the trainer sees it that must have a program for the plan; None where all have one.
+    """
+    pool = brief.pool
+    row = row_of(pool, proposal.plan)
+    if row is None:
+        return _outside(pool.problem, proposal.plan, program)
+    if row in brief.tried:
+        return f"tried before, as trial {brief.tried[row]}"
+    best = brief.best
+    if best is not None and best.step_time_s is not None and pool.floor_s[row] >= best.step_time_s:
+        return f"its floor of {pool.floor_s[row]:.3g} s is not below the {best.step_time_s:.3g} s of the best trial"
+    if not fitting(pool, brief.analysis.memory)[row]:
+        needed = pool.hbm_bytes[row] * brief.analysis.memory / 1e9
+        return f"trials need {brief.analysis.memory:.2f} times the memory priced, and {needed:.1f} GB do not fit"
+    for each in brief.narrowings:
+        if not each.open({name: column[[row]] for name, column in pool.columns.items()})[0]:
+            return f"closed by {each.author}: {each.reason}"
+    return None
+
+
+def fitting(pool: Pool, memory: float) -> np.ndarray:
+    """Which plans fit once what trials needed over their price is counted [plans]."""
+    usable = pool.problem.slice.chip.usable_hbm_bytes
+    return pool.hbm_bytes * memory <= usable if memory > 1.0 else np.ones(len(pool), bool)
+
+
+def _outside(problem: Problem, plan: Plan, program: Problem | None) -> str:
+    """Why a plan is not in the pool."""
+    try:
+        fault = broken(problem, plan)
+        if fault is None and program is not None and (lacking := broken(program, plan)):
+            return f"the trainer has no program for it, rule {lacking[0]}: {lacking[1]}"
+        if fault is None and duplicate(problem, columns_of(problem, [plan]))[0]:
+            return "no real change: another plan says the same in fewer words"
+    except ValueError as error:  # a word that no plan of this problem has
+        return f"not legal: {error}"
+    if fault:
+        return f"not legal, rule {fault[0]}: {fault[1]}"
+    return f"does not fit in {problem.hbm_limit_bytes / 1e9:.1f} GB with the margin kept free, or was narrowed away"

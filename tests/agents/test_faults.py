@@ -1,0 +1,124 @@
+"""Faults that the roofline cannot see are found, named and avoided within two rounds; not without diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from asap_ray.plan import Plan
+from asap_ray.search.pool import Pool
+from asap_ray.search.protocol import Result
+from tests.agents.doubles import Double, Fault, agents, play, resharding, slow_kernel, slow_link, small_pool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Pool:
+    return small_pool("v5e-16", model="llama3_8b", batch=128, seq_len=4096)
+
+
+Sick = Callable[[Plan], bool]
+PLANTED: dict[str, tuple[Fault, Sick, str, str]] = {
+    "resharding": (
+        resharding("fsdp"),
+        lambda plan: plan.axes["fsdp"] > 1,
+        "unpredicted collectives",
+        "all_to_all over fsdp",
+    ),
+    "link": (
+        slow_link("fsdp", "fsdp"),
+        lambda plan: plan.axes["fsdp"] > 1,
+        "slow link",
+        "traffic over fsdp shows for",
+    ),
+    "kernel": (
+        slow_kernel("attention", lambda plan: plan.micro_batch == 4),
+        lambda plan: plan.micro_batch == 4,
+        "slow kernel",
+        "attention kernels take",
+    ),
+}
+
+
+def sick(found: list[Result], test: Sick) -> list[bool]:
+    return [test(each.candidate.plan) for each in found]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_named_and_avoided_within_two_rounds(pool: Pool, name: str) -> None:
+    fault, test, kind, words = PLANTED[name]
+    searcher = agents(pool, share=0.0)
+    found = play(searcher, Double(pool, [fault]), rounds=4)
+    told = searcher.drain()
+    named = [each.fields for each in told if each.kind == "fault"]
+    assert {each["fault"] for each in named} == {kind}
+    assert all(words in each["text"] for each in named)
+    assert min(each["trial"] for each in named) < 6
+    assert any(sick(found[:6], test))
+    assert not any(sick(found[6:], test)), "after two rounds no proposal has what is sick"
+    closed = next(each.fields for each in told if each.kind == "narrowing")
+    assert (closed["author"], closed["keep"]) == ("analyzer", False)
+    assert words in closed["reason"]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_without_diagnosis_it_is_walked_into_again(pool: Pool, name: str) -> None:
+    fault, test, *_ = PLANTED[name]
+    searcher = agents(pool, share=0.0, diagnosing=False)
+    found = play(searcher, Double(pool, [fault]), rounds=4)
+    assert any(sick(found[6:], test))
+    assert not [each for each in searcher.drain() if each.kind in ("fault", "narrowing")]
+
+
+@pytest.mark.parametrize("name", ["resharding", "link"])
+def test_the_best_plan_is_faster_for_it(pool: Pool, name: str) -> None:
+    best = []
+    for diagnosing in (True, False):
+        searcher = agents(pool, share=0.0, diagnosing=diagnosing)
+        found = play(searcher, Double(pool, [PLANTED[name][0]]), rounds=3)
+        best.append(min(each.step_time_s or 0.0 for each in found))
+    assert best[0] < 0.6 * best[1]
+
+
+def test_the_sampler_leaves_what_is_closed_alone(pool: Pool) -> None:
+    fault, test, *_ = PLANTED["resharding"]
+    found = play(agents(pool, share=0.4), Double(pool, [fault]), rounds=5)
+    sampled = [each for each in found[6:] if each.candidate.author == "sampler"]
+    assert sampled
+    assert not any(sick(sampled, test))
+
+
+def test_a_price_that_is_off_for_all_plans_is_no_fault(pool: Pool) -> None:
+    searcher = agents(pool, share=0.0)
+    play(searcher, Double(pool, scale=1.9), rounds=3)
+    assert not [each for each in searcher.drain() if each.kind in ("fault", "narrowing")]
+    assert searcher.analysis.ratios == pytest.approx(1.9)
+
+
+def test_a_narrowing_is_lifted_where_what_it_closes_is_the_best_after_all(pool: Pool) -> None:
+    searcher = agents(pool, share=0.0)
+    faults = [resharding("fsdp")]
+    double = Double(pool, faults)
+    play(searcher, double, rounds=1)
+    assert [each.kind for each in searcher.drain()].count("narrowing") == 1
+    # Now all else turns out to be far slower than the fault costs.
+    faults.append(slow_link("tensor", "tensor"))
+    faults.append(slow_link("tensor", "tensor"))
+    faults.append(slow_link("context", "context"))
+    faults.append(slow_link("context", "context"))
+    play(searcher, double, rounds=4)
+    lifted = [each.fields for each in searcher.drain() if each.kind == "lifted"]
+    assert lifted
+    assert lifted[0]["author"] == "analyzer"
+    assert "faster than every other" in lifted[0]["reason"]
+
+
+def test_trials_of_another_trainer_do_not_count(pool: Pool) -> None:
+    from dataclasses import replace
+
+    from asap_ray.agents.analyzer import analyse
+
+    found = play(agents(pool, share=0.0), Double(pool, scale=3.0), rounds=1)
+    mixed = [replace(found[0], evidence="maxtext"), *(replace(each, evidence="ours") for each in found[1:])]
+    assert analyse(pool, mixed).trials == 2
+    assert analyse(pool, [*mixed[1:], mixed[0]]).trials == 1
