@@ -39,6 +39,17 @@ KEPT_BYTES = 8000
 """How much of what an isolated job wrote is kept: its end, where a crash says why."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local:
+    """The executor of this machine: at most `workers` jobs at once, and only as memory allows."""
+
+    workers: int
+
+    def stream(self, source: Callable[[], Job | None]) -> Iterator[Outcome]:
+        """As `protocol.Executor.stream`."""
+        return stream(source, self.workers)
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     job: Job
@@ -134,12 +145,12 @@ def _work(job: Job, pipe: Connection, output: str | None) -> None:
     except AsapError as error:
         message = ("error", error)
     except Exception as error:  # the border of the process: what went wrong is told, not lost
-        message = ("failed", _told(error))
+        message = ("failed", told(error))
     try:
         pipe.send(message)
     except Exception as error:  # pickle raises whatever the value's own methods raise
-        told = str(message[1]) if message[0] == "error" else f"its result cannot be sent back: {_told(error)}"
-        pipe.send(("failed", told))
+        reason = str(message[1]) if message[0] == "error" else f"its result cannot be sent back: {told(error)}"
+        pipe.send(("failed", reason))
 
 
 def _write_to(path: str) -> None:
@@ -150,7 +161,8 @@ def _write_to(path: str) -> None:
     os.close(file)
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """What went wrong, and where, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -186,7 +198,7 @@ def _read(each: _Running) -> Outcome:
     except (EOFError, OSError):  # it died before or amid its message
         return _died(each)
     except Exception as error:  # unpickling raises whatever the value's own methods raise
-        status, value = "failed", f"its result cannot be read: {_told(error)}"
+        status, value = "failed", f"its result cannot be read: {told(error)}"
     wait([each.process.sentinel], GRACE_S)
     output = _end(each)
     if status == "complete":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from asap_ray.errors import AsapError
@@ -17,6 +17,8 @@ class Job:
 
     `memory_bytes` is what it is expected to need: jobs run side by side only while their sum is there. `isolated` work
     has a process of its own also where it is alone, and what it writes (compilers talk a lot) is kept, not shown.
+    `cores` and `resources` (such as {"TPU": 4}) are what a cluster sets aside for it, on one node; an executor on this
+    machine counts jobs instead.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Job:
     timeout_s: float | None = None
     memory_bytes: float = 0.0
     isolated: bool = False
+    cores: float = 1.0
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -122,6 +122,12 @@ def loud() -> int:
     return os.getpid()
 
 
+def environment() -> dict[str, object]:
+    """What a job sees of where it runs, and whether it had to load what schedules it."""
+    loaded = [name for name in ("ray", "jax") if name in sys.modules]
+    return {"environ": dict(os.environ), "cwd": str(Path.cwd()), "loaded": loaded}
+
+
 def complains_and_dies() -> None:
     os.write(2, b"x" * 10_000 + b"\nit ends here\n")
     os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,0 +1,38 @@
+"""Plain Ray tasks in the host: one a job, in workers that stay warm."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import ray
+
+from asap_ray.executor import ray_work
+from asap_ray.executor.ray_host import Line
+
+TRIES = 2
+"""How often a job whose worker is lost is started."""
+
+
+@ray.remote(max_retries=TRIES - 1)
+def _perform(job: bytes, path: list[str] | None) -> bytes:
+    return ray_work.perform(job, path, fresh=False)
+
+
+def serve(line: Line, folder: Path) -> None:
+    """Take jobs from the line and answer each, for ever."""
+    while True:
+        sent = line.next()
+        assert sent is not None
+        needs = dict(sent.needs)
+        options = {"num_cpus": needs.pop("CPU", 0), "memory": needs.pop("memory", None), "resources": needs}
+        if "GPU" in needs:
+            options["num_gpus"] = needs.pop("GPU")
+        task = _perform.options(**options).remote(sent.job, line.path)
+        task.future().add_done_callback(partial(_answer, line, sent.number))
+
+
+def _answer(line: Line, number: int, future: Future[bytes]) -> None:
+    error = future.exception()
+    line.answer(number, future.result() if error is None else f"its Ray worker was lost: {str(error).splitlines()[0]}")

@@ -1,0 +1,109 @@
+"""Ray Tune in the host: a searcher that asks the command, a trainable that runs a job, and outcomes as they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.execution.placement_groups import PlacementGroupFactory
+from ray.tune.experiment import Trial
+from ray.tune.search import Searcher
+
+from asap_ray.executor import ray_work
+from asap_ray.executor.ray_host import Line
+
+IDLE_S = 0.5
+"""How long the searcher waits for a job where nothing runs: Tune asks without a pause."""
+
+
+class Jobs(Searcher):
+    """Suggests the job that the command has sent, and nothing while there is none."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+        self._numbers: dict[str, int] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """The next job as a trial's configuration; None for now where there is none."""
+        sent = self._line.next(0.0 if self._numbers else IDLE_S)
+        if sent is None:
+            return None
+        self._numbers[trial_id] = sent.number
+        return {"needs": dict(sent.needs), "job": sent.job, "path": self._line.path}
+
+    def told(self, trial_id: str, answer: bytes | str) -> None:
+        """Pass on how a trial ended; what is said of it later is not."""
+        if (number := self._numbers.pop(trial_id, None)) is not None:
+            self._line.answer(number, answer)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing: the outcome has gone its way, or `Answers` has the reason."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune writes down what it would be taken up from, which is not done here."""
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the ledger is what a run is taken up from."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, as `save`."""
+
+
+class Answers(tune.Callback):
+    """Passes outcomes on as they come, and why there is none."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Take the outcome out of the result: Tune would keep it, and write it down."""
+        if answer := result.pop("outcome", None):
+            self._jobs.told(trial.trial_id, answer)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """A trial whose worker was lost, and again when Tune tried once more."""
+        lines = str(trial.get_error() or "").split("\n")
+        self._jobs.told(trial.trial_id, f"its Ray worker was lost twice: {lines[0].strip()}")
+
+
+class JobTrial(tune.Trainable):
+    """Runs one job in a process of its own; it reports an outcome, and raises nothing."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """What the job asks for, on one node."""
+        return PlacementGroupFactory([config["needs"]])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next job in the same worker: jobs have processes of their own."""
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """The whole trial."""
+        return {"done": True, "outcome": ray_work.perform(self.config["job"], self.config["path"], fresh=True)}
+
+
+def serve(line: Line, folder: Path) -> None:
+    """Take jobs from the line and answer each, for ever. A trial whose worker is lost is tried once more.
+
+    A worker starts in two seconds of a core. On this machine it takes one trial after another; on a cluster it would
+    hold on to what it was given, which another trial may be waiting for.
+    """
+    jobs, own = Jobs(line), line.path is not None
+    tuner = tune.Tuner(
+        JobTrial,
+        tune_config=tune.TuneConfig(search_alg=jobs, num_samples=-1, reuse_actors=own),
+        run_config=tune.RunConfig(
+            storage_path=str(folder / "tune"),
+            verbose=0,
+            callbacks=[Answers(jobs)],
+            failure_config=tune.FailureConfig(max_failures=1),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    )
+    tuner.fit()

@@ -1,0 +1,60 @@
+"""What a Ray worker does with a job: it has it run, and comes back with a pickled outcome, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from dataclasses import replace as with_changes
+
+from asap_ray.executor import local
+from asap_ray.executor.local import told
+from asap_ray.tiers.protocol import Job, Outcome
+
+NOBODY = Job(name="", work=print)
+"""Stands in an outcome for its job on the way back: who sent it knows it."""
+
+
+def perform(pickled: bytes, path: list[str] | None, *, fresh: bool) -> bytes:
+    """Run a job to its outcome, and pickle that; the job itself does not travel back. Raises nothing of the job's.
+
+    Args:
+        pickled: the `Job`.
+        path: where the command imports from, if that is on this machine; None leaves this process as it is.
+        fresh: give it a process of its own in any case; else only where it is isolated or has a deadline.
+    """
+    _prepare(path)
+    try:
+        job = pickle.loads(pickled)
+    except Exception as error:  # the border of the process: what it names may not be installed here
+        return _pickled(_failed(f"its work cannot be read here: {told(error)}"))
+    try:
+        waiting = iter([job])
+        outcomes = local.stream(lambda: next(waiting, None), 1) if fresh else local.run([job], 1)
+        (outcome,) = outcomes
+    except Exception as error:  # a fault of a job that ran in this process
+        outcome = _failed(told(error))
+    return _pickled(outcome)
+
+
+def _failed(reason: str) -> Outcome:
+    return Outcome(job=NOBODY, status="failed", reason=reason)
+
+
+def _pickled(outcome: Outcome) -> bytes:
+    bare = with_changes(outcome, job=NOBODY)
+    try:
+        return pickle.dumps(bare)
+    except Exception as error:  # pickle raises whatever the value's own methods raise
+        if outcome.status == "complete":
+            return pickle.dumps(_failed(f"its result cannot be sent back: {told(error)}"))
+        return pickle.dumps(with_changes(bare, error=None))  # its reason has the text
+
+
+def _prepare(path: list[str] | None) -> None:
+    """Take back what Ray has changed in this process that a job would notice."""
+    if path is not None:
+        sys.path[:] = path
+    os.environ.pop("OMP_NUM_THREADS", None)
+    # A process that is spawned runs the main file of its parent again: that of a Ray worker would import Ray.
+    vars(sys.modules["__main__"]).pop("__file__", None)
