@@ -82,7 +82,8 @@ class Stack:
     earlier stage; else each stage takes as many layers. `keeps_gathered` is true where sequence parallelism keeps the
     inputs of column-parallel matmuls whole, `keeps_narrow` where inputs of 8-bit matmuls are kept in 8 bits,
     `passes_gradients` where gradients of activations take room of their own (XLA lays them where these were),
-    `weighs_outputs` where the router's weights multiply what experts put out, so that it is kept.
+    `weighs_outputs` where the router's weights multiply what experts put out, so that a gradient needs it: it is kept,
+    or computed again.
 
     Bytes: `logit_bytes` are held for each logit while the loss is computed, over the tensor axis or, without
     `splits_logits`, on each of its ranks, where gathering them holds `gathering_bytes` a logit more. Where kernels are

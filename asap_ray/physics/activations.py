@@ -18,7 +18,7 @@ import numpy as np
 
 from asap_ray.architecture import Architecture, LayerGroup
 from asap_ray.layers import LatentAttention
-from asap_ray.stack import Remat
+from asap_ray.stack import Remat, Stack
 from asap_ray.workload import Workload
 
 T = TypeVar("T", float, np.ndarray)
@@ -40,6 +40,13 @@ PRODUCT_OF = {
     "expert_down": "expert_out",
 }
 """The tensor each matmul makes; the last matmul of a dense block makes the next layer's input, which is always kept."""
+
+
+def product_of(stack: Stack, matmul: str) -> str | None:
+    """The tensor that a matmul makes for a gradient to need; None where none does: the last matmul of a dense block's,
+    and of experts' where the router's weights multiply what enters it (`Stack.weighs_outputs`)."""
+    made = PRODUCT_OF.get(matmul)
+    return None if made == "expert_out" and not stack.weighs_outputs else made
 
 
 @dataclass(frozen=True, slots=True)

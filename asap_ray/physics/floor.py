@@ -19,7 +19,7 @@ import numpy as np
 
 from asap_ray.meshes import Meshes
 from asap_ray.physics import network
-from asap_ray.physics.activations import PRODUCT_OF, recomputed
+from asap_ray.physics.activations import product_of, recomputed
 from asap_ray.physics.calibration import peak_flops
 from asap_ray.physics.state import StateShards, kv_shards
 from asap_ray.physics.traffic import group_links
@@ -87,8 +87,8 @@ def _flops(problem: Problem) -> tuple[float, float, np.ndarray]:
     head = parts.pop("head")
     again = np.zeros(len(policies))
     for part, flops in parts.items():
-        made = "context" if part == "attention" else PRODUCT_OF.get(part)
-        if made:  # the last matmul of a dense block makes nothing that a gradient needs
+        made = "context" if part == "attention" else product_of(problem.stack, part)
+        if made:
             again += flops * recomputed(policies, made)
     return 3.0 * sum(parts.values()), 3.0 * head, again
 

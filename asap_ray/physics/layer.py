@@ -14,12 +14,12 @@ import numpy as np
 from asap_ray.architecture import LayerGroup
 from asap_ray.layers import Matmul
 from asap_ray.physics import network
-from asap_ray.physics.activations import PRODUCT_OF, kept_tensors, recomputed, recomputed_share
+from asap_ray.physics.activations import kept_tensors, product_of, recomputed, recomputed_share
 from asap_ray.physics.calibration import Machine
 from asap_ray.physics.matmul import Work, gradients_work, matmul_work
 from asap_ray.physics.network import Link
 from asap_ray.physics.units import Units, attention_flops, attention_waste, sharded_matmul
-from asap_ray.stack import Remat
+from asap_ray.stack import Stack
 from asap_ray.workload import Workload
 
 BACKWARD_ATTENTION = 2.5
@@ -63,27 +63,18 @@ class LayerCost:
 class LayerPricer:
     """Prices the layers of one workload on one machine for the policies of a stack."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        machine: Machine,
-        policies: tuple[Remat, ...],
-        reruns_output: bool,
-        passes: float = 1.0,
-        routes_by_matmul: bool = False,
-        fuses_norms: bool = True,
-        fuses_softmax: bool = True,
-    ) -> None:
-        """Keep what does not change from unit to unit; `passes` are those of elementwise kernels over what is counted.
-        `routes_by_matmul` holds where experts have a capacity."""
-        self.workload, self.machine, self.policies, self.passes = workload, machine, policies, passes
-        self.moves = PASSES if fuses_norms else PASSES | OPERATOR_NORMS
+    def __init__(self, workload: Workload, machine: Machine, stack: Stack, passes: float = 1.0) -> None:
+        """Keep what does not change with units; `passes` are those of elementwise kernels over what is counted."""
+        self.workload, self.machine, self.stack, self.passes = workload, machine, stack, passes
+        self.policies = stack.remat
+        self.moves = PASSES if stack.norm_bytes == 0 else PASSES | OPERATOR_NORMS
         dropped = workload.architecture.dropout
         fused = tuple(own + dropped * more for own, more in zip(SCORE_PASSES, DROPPED_PASSES, strict=True))
-        self.score_passes = fused if fuses_softmax else OPERATOR_PASSES
-        full = np.array([not policy.kept for policy in policies])
-        self.rerun = full & reruns_output
-        self.one_hot = routes_by_matmul and workload.expert_capacity > 0
+        self.score_passes = fused if stack.score_bytes == 0 else OPERATOR_PASSES
+        full = np.array([not policy.kept for policy in stack.remat])
+        self.rerun = full & stack.reruns_output
+        self.rerun_experts = recomputed(stack.remat, "expert_out") if stack.weighs_outputs else self.rerun
+        self.one_hot = stack.routes_by_matmul and workload.expert_capacity > 0
 
     def price(self, units: Units) -> LayerCost:
         """Cost of all layers [units]."""
@@ -118,7 +109,7 @@ class LayerPricer:
     def _matmuls(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
         peak = self.machine.peaks[units.precision]
         for matmul in self.workload.architecture.matmuls(group):
-            made = PRODUCT_OF.get(matmul.name)
+            made = product_of(self.stack, matmul.name)
             flags = recomputed_share(self.policies, made) if made else self.rerun
             self._add(cost, "matmul", group.count, self._matmul(units, matmul, peak), flags)
             if matmul.kind == "expert":
@@ -186,7 +177,7 @@ class LayerPricer:
             size = tensor.token_bytes(units.number_bytes) * units.tokens / shards[tensor.shard]
             over = self.machine.expert_passes if tensor.name.startswith("expert") else self.passes
             forward = Work.moved(over * self.moves[tensor.name] * size / self.machine.hbm_bytes_per_s)
-            again = recomputed(self.policies, tensor.name)
+            again = self.rerun_experts if tensor.name == "expert_out" else recomputed(self.policies, tensor.name)
             self._add(cost, "elementwise", group.count, (forward, forward.times(2)), again)
 
     def _wires(self, cost: LayerCost, units: Units, group: LayerGroup) -> None:
@@ -197,7 +188,7 @@ class LayerPricer:
         else:
             # Tokens are exchanged between experts while the sequence is split, so each copy is gathered on its own.
             copies = np.where(units.expert > 1, experts.topk + (experts.shared > 0), 1.0)
-            self._tensor_wire(cost, units, group.count, copies, recomputed(self.policies, "expert_out"))
+            self._tensor_wire(cost, units, group.count, copies, self.rerun_experts)
             self._expert_wire(cost, units, group)
         self._context_wire(cost, units, group)
 
@@ -247,7 +238,7 @@ class LayerPricer:
             network.all_to_all(link, payload * (1.0 + merge * (inside - 1.0)))[0],
             network.all_to_all(link, payload * (1.0 + merge * (across - 1.0)))[1],
         )
-        flags = recomputed(self.policies, "expert_in").astype(float) + recomputed(self.policies, "expert_out")
+        flags = recomputed(self.policies, "expert_in").astype(float) + self.rerun_experts
         for level in (0, 1):
             cost.wire["expert"][level][:] += group.count * 4 * exchange[level]
             cost.wire_again["expert"][level][:] += group.count * exchange[level][:, None] * flags

@@ -63,17 +63,7 @@ class Pricer:
         """Prepare what no plan changes."""
         self.problem, self.calibration = problem, calibration
         self.machine = Machine.achieved(problem.slice.chip, calibration)
-        stack = problem.stack
-        self.layers = LayerPricer(
-            problem.workload,
-            self.machine,
-            stack.remat,
-            stack.reruns_output,
-            calibration.elementwise_passes,
-            stack.routes_by_matmul,
-            fuses_norms=stack.norm_bytes == 0,
-            fuses_softmax=stack.score_bytes == 0,
-        )
+        self.layers = LayerPricer(problem.workload, self.machine, problem.stack, calibration.elementwise_passes)
         self.stages = StagePricer(problem, calibration, self.machine)
         self.steps = StepPricer(self.stages)
         self._last: _Tables | None = None

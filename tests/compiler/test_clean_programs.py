@@ -29,9 +29,6 @@ def due_flops(problem: Problem, plan: Plan) -> float:
     busy = plan.accumulation * plan.virtual
     ticks = (busy + plan.axes["pipeline"] - 1) / busy
     layers = workload.model_flops * (1.0 + priced.redundant) - head
-    # Our trainer weighs what enters the last matmul of an expert, so no gradient needs what that makes. It is priced
-    # as run again all the same, as by trainers that weigh it after.
-    layers -= workload.flops_by_part().get("expert_down", 0.0)
     return (layers * ticks + head) / problem.slice.devices
 
 

@@ -40,8 +40,7 @@ def test_casts_read_a_number_and_write_it_twice(physics, precision, slice_, widt
         LayerPricer(
             problem.workload,
             Machine.achieved(chip, replace(physics.perfect, cast_passes=passes)),
-            problem.stack.remat,
-            False,
+            problem.stack,
         ).price(unit)
         for passes in (0.0, 1.0)
     )

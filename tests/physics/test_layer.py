@@ -67,9 +67,11 @@ def test_context_gathers_keys_twice_and_scatters_their_gradients(physics):
     assert full.time_parts["context"] == pytest.approx(4 * once, rel=1e-12)
 
 
-@pytest.mark.parametrize(("remat", "exchanges"), [("none", 4), ("full", 6)])
-def test_experts_exchange_each_token_topk_times_there_and_back(physics, remat, exchanges):
+@pytest.mark.parametrize(("remat", "weighs", "exchanges"), [("none", True, 4), ("full", True, 6), ("full", False, 5)])
+def test_experts_exchange_each_token_topk_times_there_and_back(physics, remat, weighs, exchanges):
+    # Again: there, and back only where a gradient needs what comes back, as the router's does that weighs it.
     problem = physics.problem("mixtral8x7b", "h100x8", "torchtitan", 8, 4096)
+    problem = replace(problem, stack=replace(problem.stack, weighs_outputs=weighs))
     estimate = physics.estimate(problem, f"fsdp=8 expert=8 micro_batch=1 accumulation=1 remat={remat}")
     payload = 4096 * 2 * 4096 * 2  # tokens x topk x d_model x bytes
     assert estimate.time_parts["expert"] == pytest.approx(32 * exchanges * 7 / 8 * payload / H100_NVLINK, rel=1e-12)
@@ -98,11 +100,12 @@ def test_experts_split_by_tensor_gather_every_copy_of_a_token(physics):
         ("llama2_7b", "megatron", {"down"}),  # by the floor: no gradient needs it, whatever the trainer does
         ("gpt_22b", "torchtitan", {"down"}),
         ("mixtral8x7b", "maxtext", set()),  # the router's gradient needs the experts' outputs
-        ("deepseek_v3", "torchtitan", {"down", "shared_down"}),
+        ("mixtral8x7b", "ours", {"expert_down"}),  # it weighs what enters their last matmul
+        ("deepseek_v3", "torchtitan", {"down", "shared_down", "expert_down"}),
     ],
 )
 def test_full_recomputation_is_the_forward_pass_without_the_last_matmul(physics, model, stack, skipped):
-    slice_ = {"maxtext": "v5p-8"}.get(stack, "h100x8")
+    slice_ = {"maxtext": "v5p-8", "ours": "v5p-8"}.get(stack, "h100x8")
     problem = physics.problem(model, slice_, stack, 8, 2048)
     meshes = meshes_of(problem, [Plan(ici=(1, 1, 1, 1, 1, problem.slice.ici_devices))])
     pricer = FloorPricer(problem, meshes, state_shards(problem, meshes.columns))
@@ -116,7 +119,7 @@ def test_full_recomputation_is_the_forward_pass_without_the_last_matmul(physics,
 def test_recomputation_takes_the_time_of_the_forward_pass(physics, stack, again):
     problem = physics.problem("llama2_7b", "v5p-8", stack, 8, 2048)
     machine = Machine.achieved(problem.slice.chip, physics.perfect)
-    pricer = LayerPricer(problem.workload, machine, problem.stack.remat, problem.stack.reruns_output)
+    pricer = LayerPricer(problem.workload, machine, problem.stack)
     cost = pricer.price(lone_unit())
     full = problem.stack.remat_names.index("full")
     down = 32 * 2 * 4096 * 11008 * 4096 / 459e12  # 11008 = 86 x 128: full tiles
@@ -238,11 +241,12 @@ def test_a_narrow_head_leaves_a_part_of_the_array_empty(physics, model, slice_, 
 def test_experts_of_limited_capacity_are_padded_and_reached_by_matmuls(physics):
     problem = physics.problem("mixtral8x7b", "v5p-8", "maxtext", 8, 2048)
     machine = replace(Machine.achieved(problem.slice.chip, physics.perfect), hbm_bytes_per_s=np.inf)
-    full = [remat for remat in problem.stack.remat if remat.name == "full"]
+    full = tuple(remat for remat in problem.stack.remat if remat.name == "full")
 
     def seconds(capacity: float, by_matmul: bool) -> tuple[float, float, float]:
         workload = replace(problem.workload, expert_capacity=capacity)
-        cost = LayerPricer(workload, machine, tuple(full), False, routes_by_matmul=by_matmul).price(lone_unit())
+        stack = replace(problem.stack, remat=full, routes_by_matmul=by_matmul)
+        cost = LayerPricer(workload, machine, stack).price(lone_unit())
         matmul = cost.forward["matmul"].total_s[0], cost.backward["matmul"].total_s[0]
         return *matmul, cost.again.total_s[0, 0]
 
@@ -261,7 +265,7 @@ def test_experts_of_limited_capacity_are_padded_and_reached_by_matmuls(physics):
 def test_norms_and_gates_move_their_bytes(physics):
     problem = physics.problem("llama2_7b", "v5p-8", "maxtext", 8, 2048)
     machine = Machine.achieved(problem.slice.chip, physics.perfect)
-    cost = LayerPricer(problem.workload, machine, problem.stack.remat, reruns_output=False).price(lone_unit())
+    cost = LayerPricer(problem.workload, machine, problem.stack).price(lone_unit())
     norms, gate = 2 * 4 * 4096 * 2, 3 * 11008 * 2  # bytes a token
     forward = 32 * 4096 * (norms + gate) / 2.765e12
     assert cost.forward["elementwise"].total_s[0] == pytest.approx(forward, rel=1e-12)
@@ -271,9 +275,7 @@ def test_norms_and_gates_move_their_bytes(physics):
 def test_a_tensor_parallel_matmul_on_a_gpu_by_hand(physics):
     # gate_up of Llama 2 7B at tensor 8 and 4,096 tokens: [4096, 4096] x [4096, 2752] forward and two gradients.
     problem = physics.problem("llama2_7b", "h100x8", "torchtitan", 8, 4096)
-    pricer = LayerPricer(
-        problem.workload, Machine.achieved(problem.slice.chip, physics.perfect), problem.stack.remat, False
-    )
+    pricer = LayerPricer(problem.workload, Machine.achieved(problem.slice.chip, physics.perfect), problem.stack)
     llama = problem.workload.architecture
     gate_up = next(m for m in llama.matmuls(llama.groups[0]) if m.name == "gate_up")
     forward, backward = pricer._matmul(lone_unit(tensor=8.0), gate_up, np.array([989.5e12]))
@@ -293,8 +295,8 @@ def test_a_norm_of_operators_moves_more_by_hand(physics):
     problem = physics.problem("llama2_13b", "a100x8", "scaling_eager", 16, 2048)
     machine = Machine.achieved(problem.slice.chip, physics.perfect)
     fused, chain = (
-        LayerPricer(problem.workload, machine, problem.stack.remat, True, fuses_norms=fuses).price(lone_unit())
-        for fuses in (True, False)
+        LayerPricer(problem.workload, machine, replace(problem.stack, norm_bytes=more)).price(lone_unit())
+        for more in (0.0, problem.stack.norm_bytes)
     )
     more = 40 * 2 * lone_unit().tokens[0] * 5120 * (42 - 8) / 2.039e12
     for ways, times in (("forward", 1), ("backward", 2)):
@@ -309,8 +311,8 @@ def test_a_softmax_of_operators_moves_more_by_hand(physics):
     problem = physics.problem("llama2_13b", "a100x8", "scaling_eager", 16, 2048)
     machine, unit = Machine.achieved(problem.slice.chip, physics.perfect), lone_unit(unfused=True)
     fused, chain = (
-        LayerPricer(problem.workload, machine, problem.stack.remat, True, fuses_softmax=fuses).price(unit)
-        for fuses in (True, False)
+        LayerPricer(problem.workload, machine, replace(problem.stack, score_bytes=more)).price(unit)
+        for more in (0.0, problem.stack.score_bytes)
     )
     scores = 40 * unit.tokens[0] * 2048 * 40
     for ways, more in (("forward", 33 - 8), ("backward", 43 - 16)):

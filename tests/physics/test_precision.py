@@ -49,7 +49,7 @@ def test_activations_are_as_wide_as_the_format_between_matmuls(physics, precisio
 def test_matmuls_norms_and_gates_move_numbers_of_that_width(physics, precision, width):
     problem = ours(physics, "h100x8", precision)
     machine = Machine.achieved(problem.slice.chip, physics.perfect)
-    cost = LayerPricer(problem.workload, machine, problem.stack.remat, False).price(units(precision))
+    cost = LayerPricer(problem.workload, machine, problem.stack).price(units(precision))
     t, d, ff = 128, 4096, 11008
     shapes = [(d, d), (d, 2 * d), (d, d), (d, 2 * ff), (ff, d)]
     numbers = 32 * sum(t * k + k * n + t * n for k, n in shapes)
