@@ -86,7 +86,7 @@ class Op:
 class Profile:
     """The ops of one step on one device.
 
-    `memory` is bytes by buffer kind at the peak, `largest` the largest buffers as (what, bytes); `chip` and `clock_hz`
+    `memory` is bytes by buffer kind at the peak, `largest` its largest temporaries as (what, bytes); `chip`, `clock_hz`
     are what times rest on; `source` is where they come from (`compile`, `trace`); `flags` say what is not certain.
     """
 

@@ -25,7 +25,8 @@ def observed_blocks(seen: Observation) -> Iterator[Block]:
         yield Block(title=f"Memory at its peak, by {seen.source}", grid=grid)
     if seen.buffers:
         rows = tuple((units.gigabytes(size), name) for name, size in seen.buffers)
-        yield Block(title="Largest buffers at the peak", grid=Grid(header=("size", "what"), rows=rows, words=("what",)))
+        grid = Grid(header=("size", "what"), rows=rows, words=("what",))
+        yield Block(title="Largest temporaries at the peak of the schedule, not as the allocator packs them", grid=grid)
     yield Block(title="What the program shows", facts=tuple(observed_facts(seen)))
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from asap_ray.compiler import toolchain
 from asap_ray.compiler.hlo import HloError, parse
+from asap_ray.compiler.live import largest
 from asap_ray.compiler.request import Build
 from asap_ray.compiler.timeline import profile_of
 from asap_ray.physics.calibration import Calibration
@@ -85,7 +86,9 @@ class Reader:
         Raises:
             HloError: its text cannot be read.
         """
-        return profile_of(parse(build.text), self.problem, told.plan, self.calibration, told.memory_parts)
+        module = parse(build.text)
+        parts, buffers = told.memory_parts, largest(module)
+        return profile_of(module, self.problem, told.plan, self.calibration, parts, buffers)
 
     def estimate(self, told: Compiled, profile: Profile) -> Estimate:
         """What the compiler says of a plan, beside what physics alone can: its floor and its serial time."""
