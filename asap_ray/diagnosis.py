@@ -153,7 +153,7 @@ def diagnose_observed(seen: Observation) -> Diagnosis:
         next_wall=max(others, key=lambda name: others[name]),
         headroom=1.0 - seen.floor_s / step,
         overlap=max(0.0, 1.0 - exposed / wires) if wires else None,
-        redundant=seen.recomputed + max(seen.surplus, 0.0),
+        redundant=seen.redundant,
         abstains=_abstains_seen(seen, bound, exposed),
     )
 
@@ -183,7 +183,8 @@ def redundant_words(seen: Observation) -> str:
     policy = seen.policy_flops / seen.model_flops
     words = f"recomputation {seen.recomputed:+.1%} FLOPs (the policy is priced at {policy:+.1%})"
     kernels = f", kernels {seen.redone_flops / seen.model_flops:+.1%}" if seen.redone_flops else ""
-    return f"{words}{kernels}, all else {seen.surplus:+.1%} of the model's own"
+    idle = f", idle ticks of the pipeline {seen.idle:+.1%}" if seen.idle else ""
+    return f"{words}{kernels}{idle}, all else {seen.surplus:+.1%} of the model's own"
 
 
 def avoidable_words(seen: Observation) -> str:
@@ -215,7 +216,7 @@ def place_words(seen: Observation) -> str:
 
 
 def _abstains_seen(seen: Observation, bound: str, exposed: float) -> str | None:
-    again = seen.recomputed + max(seen.surplus, 0.0)
+    again = seen.redundant
     movable = exposed + again / (1.0 + again) * seen.resources["compute"]
     if bound != "compute" or movable >= NOTHING_TO_GAIN * seen.step_time_s:
         return None

@@ -3,8 +3,8 @@
 - Ops are ranked by what they add to the step: the seconds in which nothing hides them.
 - An op's use of the matrix units and of HBM is its FLOPs and bytes over its own seconds at the datasheet's peaks.
 - Redundant work is what is done beyond the model's own FLOPs: what is marked as recomputed, held against what the
-  policy is priced to recompute; what kernels do once more inside themselves; and whatever else forward and backward do
-  too much, which nothing asked for.
+  policy is priced to recompute; what kernels do once more inside themselves; what a pipeline's ranks do in ticks that
+  bring them no micro-batch; and whatever else forward and backward do too much, which nothing asked for.
 - What collectives send is held against what the plan must move (`physics.wire`), byte by byte. An all-reduce of which
   each rank reads its own part alone serves as a reduce-scatter: what it sends beyond one is avoidable, not unpredicted.
 - The step's place is 0 at its floor and 1 where nothing would overlap; above 1 it is sick.
@@ -118,7 +118,9 @@ class Observation:
     devices by phase, as a model's own are counted, `redone_flops` what kernels do besides; `model_flops` are the
     model's own, and `policy_flops` what the recomputation policy is priced to add. `unpredicted` are the collectives
     that move more than the plan must, by enough to matter, the most bytes first. `memory` is bytes of a device by part,
-    `buffers` the largest at the peak. `doubts` say what of the profile is not certain.
+    `buffers` the largest at the peak. `doubts` say what of the profile is not certain. `idle_ticks` are a pipeline's
+    ticks without a micro-batch over those with one, where its ranks compute in them all the same, and `layer_flops` the
+    model's own in its layers, which is what they compute.
     """
 
     source: str
@@ -140,6 +142,8 @@ class Observation:
     memory: Mapping[str, float]
     buffers: tuple[tuple[str, float], ...] = ()
     doubts: tuple[str, ...] = ()
+    idle_ticks: float = 0.0
+    layer_flops: float = 0.0
 
     @property
     def place(self) -> float:
@@ -148,14 +152,23 @@ class Observation:
 
     @property
     def recomputed(self) -> float:
-        """FLOPs marked as recomputed, over the model's own."""
-        return self.flops.get("recompute", 0.0) / self.model_flops
+        """FLOPs marked as recomputed for some micro-batch, over the model's own."""
+        return self.flops.get("recompute", 0.0) / (1.0 + self.idle_ticks) / self.model_flops
+
+    @property
+    def idle(self) -> float:
+        """FLOPs of layers in a pipeline's idle ticks, recomputed ones too, over the model's own."""
+        return self.idle_ticks * (self.layer_flops / self.model_flops + self.recomputed)
 
     @property
     def surplus(self) -> float:
-        """FLOPs that are neither the model's own nor marked as recomputed, over the model's own."""
-        marked = self.flops.get("recompute", 0.0)
-        return (sum(self.flops.values()) - marked) / self.model_flops - 1.0
+        """FLOPs that are neither the model's own nor recomputed nor of idle ticks, over the model's own."""
+        return sum(self.flops.values()) / self.model_flops - 1.0 - self.recomputed - self.idle
+
+    @property
+    def redundant(self) -> float:
+        """All FLOPs beyond the model's own besides what kernels do again inside themselves, over the model's own."""
+        return self.recomputed + self.idle + max(self.surplus, 0.0)
 
 
 def observe(profile: Profile, problem: Problem, estimate: Estimate, memory: Mapping[str, float]) -> Observation:
@@ -197,7 +210,14 @@ def observe(profile: Profile, problem: Problem, estimate: Estimate, memory: Mapp
         memory=dict(memory),
         buffers=profile.largest,
         doubts=profile.flags,
+        idle_ticks=_idle_ticks(problem, estimate.plan),
+        layer_flops=own - 3.0 * problem.workload.flops_by_part().get("head", 0.0),
     )
+
+
+def _idle_ticks(problem: Problem, plan: Plan) -> float:
+    """Ticks without a micro-batch over those with one, where a pipeline is one loop that all ranks run to its end."""
+    return (plan.axes["pipeline"] - 1) / (plan.accumulation * plan.virtual) if problem.stack.holds_all else 0.0
 
 
 def _peak_of(problem: Problem, plan: Plan) -> str:

@@ -102,6 +102,25 @@ def test_redundant_work_is_laid_to_the_policy_to_kernels_and_to_what_nobody_aske
     assert diagnose_observed(found).redundant == pytest.approx(0.33)
 
 
+def test_what_a_pipelines_ranks_do_without_a_micro_batch_is_told_apart() -> None:
+    # Two stages and six micro-batches are seven ticks: a sixth more of all that layers do, of the head nothing.
+    line = "fsdp=2 pipeline=2 micro_batch=1 accumulation=6 schedule=gpipe remat=full"
+    workload = PROBLEM.workload
+    layers = 1.0 - 3.0 * workload.flops_by_part()["head"] / workload.model_flops
+    ops = (
+        op("matmul", 1.0, flops=own_flops(1.0 + layers / 6 + 0.05)),
+        op("matmul", 1.0, flops=own_flops(0.30 * 7 / 6), phase="recompute"),
+    )
+    profile = Profile(ops=ops, chip="v5e", clock_hz=1.5e9, source="compile")
+    found = observe(profile, PROBLEM, estimate(line=line), {})
+    assert found.recomputed == pytest.approx(0.30)
+    assert found.idle == pytest.approx((layers + 0.30) / 6)
+    assert found.surplus == pytest.approx(0.05)
+    text = f"(the policy is priced at +30.0%), idle ticks of the pipeline {found.idle:+.1%}, all else +5.0% of"
+    assert any(text in words for words in diagnose_observed(found).evidence)
+    assert diagnose_observed(found).redundant == pytest.approx(0.30 + (layers + 0.30) / 6 + 0.05)
+
+
 def test_a_naively_sharded_attention_is_seen() -> None:
     # Twice the FLOPs of matmuls and a flood of all-to-alls over the tensor axis.
     found = seen(

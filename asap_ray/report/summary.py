@@ -114,6 +114,7 @@ def observed_fields(seen: Observation | None) -> dict[str, Any] | None:
     extra = {
         "place": seen.place,
         "recomputed": seen.recomputed,
+        "idle": seen.idle,
         "surplus": seen.surplus,
         "diagnosis": asdict(diagnose_observed(seen)),
     }
