@@ -217,6 +217,59 @@ def partitioned(mesh: Any) -> Any:
     return step, (weights, _array(mesh, (16, 2048, 2048), "bfloat16", P("fsdp")))
 
 
+NAIVE = {"layers": 4, "d_model": 2048, "heads": 16, "kv_heads": 4, "head_dim": 128, "d_ff": 8192}
+NAIVE_BATCH, NAIVE_LENGTH = 128, 2048
+
+
+def naive(mesh: Any) -> Any:
+    """Layers with attention as it is written first: queries, keys and values of one matrix whose columns lie on the
+    tensor axis, cut and reshaped into heads wherever they are; fewer heads of keys than ranks."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    d, heads, kv, width = (NAIVE[name] for name in ("d_model", "heads", "kv_heads", "head_dim"))
+
+    def split(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("fsdp", None, "tensor")))
+
+    def attend(x: Any, w: Any) -> Any:
+        b, s, _ = x.shape
+        made = split(x @ w[0].astype(jnp.bfloat16))
+        q, k, v = jnp.split(made, (heads * width, (heads + kv) * width), axis=-1)
+        q = q.reshape(b, s, kv, heads // kv, width)
+        k, v = (each.reshape(b, s, kv, width) for each in (k, v))
+        scores = jnp.einsum("bsngd,btnd->bngst", q, k)
+        mask = jnp.tril(jnp.ones((s, s), bool))
+        probabilities = jax.nn.softmax(jnp.where(mask, scores, -1e9).astype(jnp.float32)).astype(jnp.bfloat16)
+        out = split(jnp.einsum("bngst,btnd->bsngd", probabilities, v).reshape(b, s, heads * width))
+        return out @ w[1].astype(jnp.bfloat16)
+
+    def layer(x: Any, w: Any) -> Any:
+        x = x + attend(x, w)
+        gate, up = jnp.split(split(x @ w[2].astype(jnp.bfloat16)), 2, axis=-1)
+        x = x + (jax.nn.silu(gate) * up) @ w[3].astype(jnp.bfloat16)
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("fsdp", "tensor"))), None
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return (jax.lax.scan(jax.checkpoint(layer), x, w)[0].astype(jnp.float32) ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, gradients), value
+
+    over, back = (None, "fsdp", "tensor"), (None, "tensor", "fsdp")
+    sizes = ((d, (heads + 2 * kv) * width), (heads * width, d), (d, 2 * NAIVE["d_ff"]), (NAIVE["d_ff"], d))
+    specs = (over, back, over, back)
+    weights = tuple(
+        _array(mesh, (NAIVE["layers"], *size), "float32", P(*spec)) for size, spec in zip(sizes, specs, strict=True)
+    )
+    out = (tuple(NamedSharding(mesh, P(*spec)) for spec in specs), NamedSharding(mesh, P()))
+    x = _array(mesh, (NAIVE_BATCH, NAIVE_LENGTH, d), "bfloat16", P("fsdp", "tensor"))
+    return jax.jit(step, donate_argnums=0, out_shardings=out), (weights, x)
+
+
 def _array(mesh: Any, shape: tuple[int, ...], dtype: str, spec: Any) -> Any:
     import jax
     from jax.sharding import NamedSharding
@@ -244,6 +297,7 @@ PROGRAMS = {
     "grouped": (grouped, "v5e-16", (1, 16, 1, 1, 1, 1), ONES, {}),
     "batched": (batched, "v5e-16", (1, 16, 1, 1, 1, 1), ONES, {}),
     "across": (across, "2xv5e-16", (1, 2, 1, 2, 2, 2), (1, 1, 1, 2, 1, 1), {}),
+    "naive": (naive, "v5p:2x2x4", (1, 8, 1, 1, 1, 2), ONES, {}),
     "sparsecore": (partitioned, "tpu7x:2x2x4", (1, 16, 1, 1, 1, 2), ONES, {}),
 }
 
