@@ -30,20 +30,16 @@ LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": ("compare", "nightly", "export", "show", "launch", "doctor"),
         "tiers": ("run", "command", "replay"),
-        "agents": ("playbook", "llm", "policy"),
-        "search": ("random", "gp", "cmaes", "nsga2", "qmc", "grid"),
+        "agents": ("llm", "policy"),
     }
 )
-LATER_KEYS = (
-    *("scenario", "compare.tables", "compare.seeds"),
-    *("budget.trials", "budget.chip_hours", "ray.address"),
-)
+LATER_KEYS = ("scenario", "compare.tables", "compare.seeds")
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
         "tiers": ("auto", "roofline", "compile"),
-        "agents": ("auto", "none"),
-        "search": ("tpe",),
+        "agents": ("auto", "playbook", "none"),
+        "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
         "output": ("auto", "rich", "plain", "json"),
         "workload.optimizer": ("adamw",),
     }
@@ -54,6 +50,8 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "workload.global_batch": (1, 2**24),
         "workload.seq_len": (1, 2**24),
         "budget.compile": (1, 1000),
+        "budget.trials": (0, 10_000),
+        "search.proposals": (1, 100),
         "compile.workers": (1, 256),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
@@ -61,9 +59,10 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 TEXTS = (
     *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
-    *("hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla"),
+    *("hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla", "ray.address"),
 )
-COMPILING = ("budget.compile", "budget.minutes", "compile.workers", "compile.cache", "compile.timeout_s", "compile.xla")
+BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
+COMPILING = (*BUDGETS, "ray.address", "compile.workers", "compile.cache", "compile.timeout_s", "compile.xla")
 """Keys that only the compile tier reads."""
 MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"
@@ -88,7 +87,7 @@ def check_names(config: Config) -> None:
             if name in LATER.get(key, ()):
                 raise ConfigError(key, name, f"{NOT_YET}; allowed now: {', '.join(allowed)}")
             if name is not None and name not in allowed:
-                raise ConfigError(key, name, f"allowed: {', '.join(allowed)}", allowed)
+                raise ConfigError(key.removesuffix(".method"), name, f"allowed: {', '.join(allowed)}", allowed)
         if given == []:
             raise ConfigError(key, "[]", f"at least one of: {', '.join(allowed)}")
 
@@ -170,7 +169,7 @@ def check_compile(config: Config) -> None:
     if "compile" in config.tiers and config.task == "calibrate":
         raise ConfigError("tiers", "compile", "for task=tune, explain and validate; task=calibrate needs no compiler")
     _check_recompile(config)
-    for key in ("budget.minutes", "compile.timeout_s"):
+    for key in ("budget.minutes", "budget.chip_hours", "compile.timeout_s"):
         value = value_at(config, key)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(key, value, "a number above 0")
@@ -183,7 +182,7 @@ def check_compile(config: Config) -> None:
     for key in COMPILING:
         if (value := value_at(config, key)) == value_at(plain, key):
             continue
-        if not config.compiles:
+        if not config.may_compile:
             raise ConfigError(key, value, "only with the compile tier: tiers=[roofline,compile]")
         if key.startswith("budget.") and config.task != "tune":
             raise ConfigError(key, value, f"for task=tune; task={config.task} compiles what it is given")
@@ -202,6 +201,13 @@ def _check_recompile(config: Config) -> None:
         raise ConfigError("validate.tables", config.validate.tables, text)
     if config.compile.xla != Config().compile.xla:
         raise ConfigError("compile.xla", config.compile.xla, "not for task=validate: the record is made with default")
+
+
+def check_search(config: Config) -> None:
+    """Shares lie between none and all; a gap is a share above nothing."""
+    for key in ("search.share", "search.gap"):
+        if not 0 <= value_at(config, key) <= 1:
+            raise ConfigError(key, value_at(config, key), "a share from 0 to 1")
 
 
 def check_config_dir(config_dir: str | None) -> str | None:
@@ -249,6 +255,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_margin,
     check_tables,
     check_compile,
+    check_search,
     check_run_dir,
 )
 

@@ -18,7 +18,9 @@ from typing import Any
 MODEL_FREE = ("validate", "calibrate")
 """Tasks that need neither a model nor hardware."""
 COMPILED = 6
-"""Plans that are compiled where the compile tier is asked for and no number is given."""
+"""Plans that are compiled where the compile tier is asked for by name and no budget is given."""
+AUTO_MINUTES = 5.0
+"""Minutes that a search takes where tiers is auto and no budget is given."""
 LONGEST_LABEL = 120
 """Characters of a run directory's name before its hash; file systems allow 255 bytes."""
 
@@ -66,15 +68,39 @@ class SpaceConfig:
 class BudgetConfig:
     """What a search may spend; null is no limit of its own."""
 
-    trials: int | None = field(default=None, metadata=_help("trials at most"))
+    trials: int | None = field(
+        default=None, metadata=_help("trials at most; 0 prints what would be tried first and what that costs")
+    )
     compile: int | None = field(
         default=None,
-        metadata=_help(f"plans that a compiler is to take through; null is {COMPILED} where tiers has compile"),
+        metadata=_help(
+            f"plans that a compiler is to take through; null is {COMPILED} where tiers names compile and no other "
+            "budget is given"
+        ),
     )
     minutes: float | None = field(
-        default=None, metadata=_help("wall-clock minutes after which nothing more is compiled; null is no limit")
+        default=None,
+        metadata=_help(
+            "wall-clock minutes after which nothing more is tried, of all runs in one run_dir together; null is "
+            f"{AUTO_MINUTES:g} where tiers is auto and no other budget is given"
+        ),
     )
-    chip_hours: float | None = field(default=None, metadata=_help("chip hours at most"))
+    chip_hours: float | None = field(default=None, metadata=_help("chip hours at most; compiling takes none"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchConfig:
+    """How trials are chosen; `search=X` on the command line is short for `search.method=X`."""
+
+    method: str = field(
+        default="tpe",
+        metadata=_help("the sampler beside the agents, and the whole search with agents=none; grid is exhaustive"),
+    )
+    share: float = field(default=0.2, metadata=_help("share of the trials that are the sampler's beside the agents"))
+    proposals: int = field(default=3, metadata=_help("trials that a round releases at once"))
+    gap: float = field(
+        default=0.0, metadata=_help("stop where no plan left can be more than this share faster by its floor")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +127,9 @@ class CompileConfig:
 class RayConfig:
     """The cluster that runs trials."""
 
-    address: str | None = field(default=None, metadata=_help("address of a running Ray cluster"))
+    address: str | None = field(
+        default=None, metadata=_help("auto, local, or HOST:PORT of a running Ray cluster; null is auto")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,14 +174,15 @@ class Config:
     tiers: list[str] = field(
         default_factory=lambda: ["auto"],
         metadata=_help(
-            "where figures come from: with [roofline,compile] the chip's compiler takes the roofline's best; auto is "
-            "roofline, and compile too where budget.compile or budget.minutes is given"
+            "where figures come from: with [roofline,compile] plans go through the chip's own compiler; auto is "
+            "roofline, and compile too where that compiler is installed"
         ),
     )
-    agents: str = field(default="auto", metadata=_help("the brain that proposes plans"))
-    search: str = field(
-        default="tpe", metadata=_help("the sampler beside the brain; idle while the whole space can be priced")
+    agents: str = field(
+        default="auto",
+        metadata=_help("the brain that proposes plans to try; auto is playbook; none leaves it to search"),
     )
+    search: SearchConfig = field(default_factory=SearchConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
@@ -178,8 +207,24 @@ class Config:
     @property
     def compiles(self) -> bool:
         """Whether the compile tier is asked for: by name, or with `auto` by a budget for it."""
-        budgeted = self.budget.compile is not None or self.budget.minutes is not None
-        return "compile" in self.tiers or ("auto" in self.tiers and budgeted)
+        return "compile" in self.tiers or ("auto" in self.tiers and self.budget != BudgetConfig())
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether plans are compiled where that is possible: asked for, or left to `auto` in a search."""
+        return self.compiles or ("auto" in self.tiers and self.task == "tune")
+
+    @property
+    def wanted(self) -> int | None:
+        """Plans that are to come out of a compiler; None where another budget says when to stop."""
+        named = "compile" in self.tiers and self.budget == BudgetConfig()
+        return COMPILED if named else self.budget.compile
+
+    @property
+    def minutes(self) -> float | None:
+        """Minutes that a search may take; None is no limit."""
+        alone = "compile" not in self.tiers and self.budget == BudgetConfig()
+        return AUTO_MINUTES if alone else self.budget.minutes
 
     @property
     def model_name(self) -> str:

@@ -31,6 +31,8 @@ from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
 GROUPS = ("model", "stack")
+SHORT = {"hardware": "hardware.slices", "search": "search.method"}
+"""Sections that stand for one of their keys."""
 OPEN = ("model", "stack", "space.fix")  # mappings whose entries are checked by their owners
 RAW_TEXT = (
     "plan",
@@ -210,7 +212,7 @@ def _to_hydra(word: Word, config_dir: str | None) -> str:
         if str(word.parsed.value()) not in names:
             raise ConfigError(word.key, word.text, f"allowed: {', '.join(names)}", names)
         return f"{'+' if word.key == 'model' else ''}{word.key}={word.parsed.value()}"
-    key = "hardware.slices" if word.key == "hardware" else word.key
+    key = SHORT.get(word.key, word.key)
     return f"++{key}={(word.parsed.input_line or '').partition('=')[2]}"
 
 
@@ -260,4 +262,4 @@ def _wanted(schema: DictConfig, key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    return re.sub(r"^hardware\.slices", "hardware", key)
+    return re.sub(r"^(hardware)\.slices|^(search)\.method", r"\1\2", key)

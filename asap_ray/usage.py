@@ -97,7 +97,7 @@ def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str
         elif key not in ("model", "stack", *LATER_KEYS):
             default = factory() if factory is not dataclasses.MISSING else field.default
             names = f" ({', '.join(NAMES[key])})" if key in NAMES else ""
-            yield key.removesuffix(".slices"), _written(default), field.metadata["help"] + names
+            yield key.removesuffix(".slices").removesuffix(".method"), _written(default), field.metadata["help"] + names
 
 
 def _written(default: Any) -> str:

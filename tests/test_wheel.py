@@ -159,7 +159,7 @@ def test_help_lists_models_from_anywhere(installed: Environment, tmp_path: Path)
 
 
 def test_the_main_job_runs_from_anywhere(installed: Environment, tmp_path: Path) -> None:
-    ended = installed.run(tmp_path, "-W", "error", "-m", "asap_ray", "+model=llama70b", "output=json")
+    ended = installed.run(tmp_path, "-W", "error", "-m", "asap_ray", "+model=llama70b", "tiers=roofline", "output=json")
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     assert (summary["task"], summary["model"], summary["hardware"]) == ("tune", "llama70b", "v5p-128")

@@ -66,7 +66,8 @@ class Coordinator:
         if not brief.open.any():
             return []
         self.rounds += 1
-        sampled = min(max(int(self.rules.share * (len(self._tried) + count)) - self._sampled, 0), count)
+        # Of what was tried, so that the first rounds are the agents': a sampler has nothing to learn from yet.
+        sampled = min(max(int(self.rules.share * len(self._tried)) - self._sampled, 0), count)
         self._tell("round", round=self.rounds, open=int(brief.open.sum()), closed=dict(brief.closed))
         candidates = [self._release(each) for each in self._verified(brief, count - sampled)]
         candidates += self._sample(brief, count - len(candidates))

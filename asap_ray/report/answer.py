@@ -30,12 +30,21 @@ TRIAL_ENDS = ("complete", "pruned", "infeasible", "failed", "timeout")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
     """A plan that went to a compiler: for the slice named `where`, with a bundle of flags, and what the roofline had
-    said of it."""
+    said of it.
+
+    It is trial `number` of its slice, asked for by `author`. `observed` is what its program shows. `elapsed_s` is what
+    the search had spent when it ended; `cut` says that it was ended because time was over.
+    """
 
     where: str
     bundle: str
     roofline: Estimate
     compiled: Compiled
+    number: int = 0
+    author: str = ""
+    observed: Observation | None = None
+    elapsed_s: float = 0.0
+    cut: bool = False
 
     @property
     def took_s(self) -> float | None:

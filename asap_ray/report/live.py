@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from asap_ray.errors import printable
 from asap_ray.report import units
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
     from asap_ray.physics.estimate import Estimate
 
+SAID: Mapping[str, str] = {"fault": "fault", "narrowing": "narrowed", "lifted": "open again"}
+"""Decisions that have a line of their own, with the word for each."""
+
 
 class Live:
-    """Shows compilations: `lines` takes a line for each that ended, `bar` what runs (None where no bar is shown)."""
+    """Shows trials: `lines` takes a line for each that ended, `bar` what runs (None where no bar is shown)."""
 
-    def __init__(self, lines: TextIO, wanted: int, base: str, bar: Progress | None = None) -> None:
-        """Show `wanted` compilations; those with another bundle of flags than `base` are named by it."""
+    def __init__(self, lines: TextIO, wanted: int | None, base: str, bar: Progress | None = None) -> None:
+        """Show trials until `wanted` have compiled; those with another bundle of flags than `base` are named by it."""
         self._lines, self._wanted, self._base, self._bar = lines, wanted, base, bar
         self._running: dict[tuple[str, str, str], TaskID] = {}
         self._compiled, self._best_s = 0, float("inf")
@@ -47,6 +50,24 @@ class Live:
                 self._bar.remove_task(task)
             self._bar.update(self._whole, completed=self._compiled, description=self._summary())
 
+    def told(self, where: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """Something was decided or found: what a reader should know of it has a line."""
+        if kind in SAID:
+            text = fields.get("text") or f"plans are closed, {fields.get('reason')}"
+            self.say(f"  {where} {SAID[kind]}: {text if kind != 'lifted' else fields['name']}")
+
+    def stands(self, where: str, round_: int, best_s: float | None, gap: float | None, left_s: float) -> None:
+        """A round begins: how the search stands."""
+        words = [f"  {where} round {round_}"]
+        words += [f"best so far {units.seconds(best_s)}"] if best_s is not None else []
+        words += [f"at most {100 * gap:.0f}% above the lowest floor"] if gap is not None else []
+        words += [f"{left_s / 60:.1f} minutes left"] if left_s != float("inf") else []
+        self.say("; ".join(words))
+
+    def say(self, line: str) -> None:
+        """One line."""
+        self._print(line)
+
     def _line(self, tried: Tried) -> str:
         found = tried.compiled
         flags = "" if tried.bundle == self._base else f"bundle {tried.bundle} "
@@ -60,7 +81,8 @@ class Live:
 
     def _summary(self) -> str:
         best = f", best so far {units.seconds(self._best_s)}" if self._compiled else ""
-        return f"compiled {self._compiled} of {self._wanted}{best}"
+        of = f" of {self._wanted}" if self._wanted else ""
+        return f"compiled {self._compiled}{of}{best}"
 
     def _print(self, line: str) -> None:
         text = printable(line)
@@ -73,13 +95,13 @@ class Live:
 
 
 @contextmanager
-def live(lines: TextIO, moving: TextIO, wanted: int, base: str) -> Iterator[Live]:
+def live(lines: TextIO, moving: TextIO, wanted: int | None, base: str) -> Iterator[Live]:
     """Show compilations while they run.
 
     Args:
         lines: where a line for each outcome goes.
         moving: where what runs is shown, if it is a terminal that takes escape codes; nothing of it is left behind.
-        wanted: how many plans are to compile.
+        wanted: how many plans are to compile; None where another budget says when to stop.
         base: the bundle of flags with which they all compile.
     """
     if not takes_escapes(moving):

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from asap_ray.physics.estimate import TIME_PARTS, Estimate, Prices
+from asap_ray.physics.estimate import TIME_PARTS, Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import KNOBS, Plan
 from asap_ray.problem import MESH_COLUMNS, Problem, coding, columns_of
@@ -23,6 +23,8 @@ from asap_ray.space import PlanColumns, Space
 COLUMNS = (*MESH_COLUMNS, *KNOBS)
 MOST = 200_000
 """Plans that a pool holds at most: the fastest by the roofline."""
+ROOM = 4
+"""Times that many rows are kept while a space passes by: layouts of one mesh are several of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +91,23 @@ def pool_of_space(
         most: plans that are kept at most.
     """
     refused: dict[str, int] = {}
-    kept = []
+    kept, dropped = list[_Chunk](), 0
     for found in chunks:
         rows = found if program is None else _with_program(program, found, refused)
         if len(rows):
-            prices, floors = pricer.price(rows), pricer.floor(rows)
-            kept.append((rows, prices, floors, pricer.interval(prices, floors)[0]))
-    columns = {name: _joined([rows[name] for rows, *_ in kept], np.int64) for name in COLUMNS}
-    steps = _joined([prices.step_time_s for _, prices, *_ in kept], float)
+            kept.append(_priced(pricer, rows))
+        if sum(len(each.steps) for each in kept) > ROOM * most:
+            kept, lost = _fastest(kept, ROOM * most // 2)
+            dropped += lost
+    columns = {name: _joined([each.rows[name] for each in kept], np.int64) for name in COLUMNS}
+    steps = _joined([each.steps for each in kept], float)
     first = _fastest_of_each(columns, steps)
     chosen = np.sort(first[np.argsort(steps[first], kind="stable")[:most]])
-    starts = np.cumsum([0, *(len(rows) for rows, *_ in kept)])
+    starts = np.cumsum([0, *(len(each.steps) for each in kept)])
 
     def place(row: int) -> tuple[PlanColumns, int]:
         chunk = int(np.searchsorted(starts, chosen[row], side="right")) - 1
-        return kept[chunk][0], int(chosen[row] - starts[chunk])
+        return kept[chunk].rows, int(chosen[row] - starts[chunk])
 
     def estimate(row: int) -> Estimate:
         rows, i = place(row)
@@ -113,14 +117,14 @@ def pool_of_space(
         problem=space.problem,
         columns={name: column[chosen] for name, column in columns.items()},
         step_s=steps[chosen],
-        low_s=_joined([low for *_, low in kept], float)[chosen],
-        floor_s=_joined([floors for _, _, floors, _ in kept], float)[chosen],
-        hbm_bytes=_joined([prices.hbm_bytes for _, prices, *_ in kept], float)[chosen],
-        parts=np.concatenate([np.zeros((0, len(TIME_PARTS))), *(_parts(prices) for _, prices, *_ in kept)])[chosen],
+        low_s=_joined([each.lows for each in kept], float)[chosen],
+        floor_s=_joined([each.floors for each in kept], float)[chosen],
+        hbm_bytes=_joined([each.hbm for each in kept], float)[chosen],
+        parts=np.concatenate([np.zeros((0, len(TIME_PARTS))), *(each.parts for each in kept)])[chosen],
         plan=lambda row: space.plan(*place(row)),
         estimate=estimate,
         refused=refused,
-        left_out=len(first) - len(chosen),
+        left_out=len(first) - len(chosen) + dropped,
     )
 
 
@@ -169,5 +173,30 @@ def _joined(columns: list[np.ndarray], kind: type) -> np.ndarray:
     return np.concatenate([np.zeros(0, kind), *columns])
 
 
-def _parts(prices: Prices) -> np.ndarray:
-    return np.stack([prices.time_parts[name] for name in TIME_PARTS], axis=1)
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows with what is kept of their prices [plans]; `parts` is [plans, parts]."""
+
+    rows: PlanColumns
+    steps: np.ndarray
+    lows: np.ndarray
+    floors: np.ndarray
+    hbm: np.ndarray
+    parts: np.ndarray
+
+    def take(self, mask: np.ndarray) -> _Chunk:
+        return _Chunk(self.rows.take(mask), *(getattr(self, name)[mask] for name in self.__slots__[1:]))
+
+
+def _priced(pricer: Pricer, rows: PlanColumns) -> _Chunk:
+    prices, floors = pricer.price(rows), pricer.floor(rows)
+    parts = np.stack([prices.time_parts[name] for name in TIME_PARTS], axis=1)
+    return _Chunk(rows, prices.step_time_s, pricer.interval(prices, floors)[0], floors, prices.hbm_bytes, parts)
+
+
+def _fastest(kept: list[_Chunk], count: int) -> tuple[list[_Chunk], int]:
+    """The fastest `count` rows of some chunks, and how many are dropped: a space may have more than fit in memory."""
+    steps = np.concatenate([each.steps for each in kept])
+    limit = np.partition(steps, count)[count]
+    left = [each.take(each.steps <= limit) for each in kept]
+    return [each for each in left if len(each.steps)], int((steps > limit).sum())

@@ -32,9 +32,7 @@ COMPILED_FIELDS = frozenset(each.name for each in fields(Compiled))
 
 def started(ledger: Ledger, config: Config, workload: Workload, command: str, versions: Mapping[str, str]) -> None:
     """A run begins: the command, the whole configuration, and the workload that came of it."""
-    kind = next(name for name, kind in ATTENTION_KINDS.items() if isinstance(workload.architecture.attention, kind))
-    job = asdict(workload)
-    job["architecture"]["attention"]["kind"] = kind
+    job = _job(workload)
     names = {"task": config.task, "model": config.model_name, "stack": config.stack_name, "seed": config.seed}
     fields = {**names, "command": command, "versions": versions, "config": asdict(config), "workload": job}
     ledger.append("start", fields)
@@ -81,12 +79,27 @@ def certified(ledger: Ledger, where: str, certificate: Certificate) -> None:
     ledger.append("certificate", {"slice": where, "certificate": asdict(certificate)})
 
 
+def told(ledger: Ledger, where: str, kind: str, given: Mapping[str, Any]) -> None:
+    """A search has decided or found something on a slice."""
+    ledger.append(kind, {"slice": where, **given})
+
+
+def began(ledger: Ledger, where: str, bundle: str, number: int, plan: Plan) -> None:
+    """A trial begins."""
+    ledger.append("trial", {"slice": where, "bundle": bundle, "trial": number, "plan": plan.line})
+
+
 def tried(ledger: Ledger, found: Tried) -> None:
-    """A plan has gone to a compiler: how that ended, beside what the roofline had said of it."""
+    """A trial has ended: how, beside what the roofline had said of its plan, and what its program shows."""
     estimate = found.compiled.estimate
     fields = {
         "slice": found.where,
         "bundle": found.bundle,
+        "trial": found.number,
+        "author": found.author,
+        "elapsed_s": found.elapsed_s,
+        "cut": found.cut,
+        "observed": asdict(found.observed) if found.observed else None,
         "compiled": found.compiled.as_dict(),
         "output": found.compiled.output,
         "estimate": _estimate(estimate) if estimate else None,
@@ -143,6 +156,25 @@ def answer_of(events: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
     )
 
 
+def finished(events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]) -> list[Tried]:
+    """The trials that a ledger holds of one workload and stack, in the order in which they ended."""
+    job, found, alike = _job(workload), list[Tried](), False
+    for event in events:
+        if event["kind"] == "start":
+            alike = event.get("workload") == job and event["config"]["stack"] == stack
+        elif event["kind"] == "tried" and alike and "trial" in event:
+            found.append(_read_tried(event))
+    return found
+
+
+def _job(workload: Workload) -> dict[str, Any]:
+    """A workload as it stands in an event that is read back."""
+    kind = next(name for name, kind in ATTENTION_KINDS.items() if isinstance(workload.architecture.attention, kind))
+    job = asdict(workload)
+    job["architecture"]["attention"]["kind"] = kind
+    return job
+
+
 def _read_tried(event: Mapping[str, Any]) -> Tried:
     estimate, told = event["estimate"], event["compiled"]
     roofline = _read_estimate(event["roofline"])
@@ -153,11 +185,21 @@ def _read_tried(event: Mapping[str, Any]) -> Tried:
         estimate=_read_estimate(estimate) if estimate else None,
         output=event["output"],
     )
-    return Tried(where=event["slice"], bundle=event["bundle"], roofline=roofline, compiled=found)
+    return Tried(
+        where=event["slice"],
+        bundle=event["bundle"],
+        roofline=roofline,
+        compiled=found,
+        number=event["trial"],
+        author=event["author"],
+        observed=read_observation(event["observed"]) if event["observed"] else None,
+        elapsed_s=event["elapsed_s"],
+        cut=event["cut"],
+    )
 
 
 def _read_compilation(event: Mapping[str, Any], trials: Iterable[Tried]) -> Compilation:
-    here = tuple(each for each in trials if each.where == event["slice"])
+    here = tuple(sorted((each for each in trials if each.where == event["slice"]), key=lambda each: each.number))
     observed = read_observation(event["observed"]) if event["observed"] else None
     given = {name: event[name] for name in ("base", "refused", "stopped")}
     return Compilation(**given, trials=here, observed=observed)

@@ -1,8 +1,8 @@
 """`task=tune`: price every legal plan of the workload on each slice and report the fastest that fits.
 
 With the roofline alone, tuning is an exact argmin: there is nothing to search for, and no trial behind the answer. The
-output says so. With the compile tier the roofline's answer is printed first; then its best few go through the chip's
-own compiler, which says what fits and re-ranks them.
+output says so. With the compile tier the roofline's answer is printed first; then a search decides which plans go
+through the chip's own compiler, which says what fits and how long a step takes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from asap_ray.config import COMPILED, Config
+from asap_ray.config import Config
 from asap_ray.diagnosis import compare, diagnose
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.ledger import Ledger
@@ -37,7 +37,6 @@ from asap_ray.tasks.running import (
     write_files,
 )
 from asap_ray.tasks.setting import Setting, load
-from asap_ray.tasks.shortlist import LENGTH
 from asap_ray.tasks.written import baseline_of
 from asap_ray.tiers.roofline import Roofline, Sweep
 
@@ -66,13 +65,14 @@ def run(config: Config) -> int:
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
-    slices, ranked = _swept(config, setting, baseline, ledger)
+    before = list(ledger.events()) if compiling is not None else []
+    slices = _swept(config, setting, baseline, ledger)
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     answer = _answer(config, setting, slices, baseline, started)
     if compiling is not None:
         show_priced(answer, output, stream)
-        answer = _compiled(config, compiling, answer, ranked, ledger, stream, started)
+        answer = _searched(config, setting, compiling, answer, ledger, before, stream, started)
     write_files(config, lambda: write_report(answer, config.run_path))
     record.answered(ledger, answer)
     show(
@@ -82,30 +82,47 @@ def run(config: Config) -> int:
 
 
 def _compilers(config: Config, setting: Setting) -> Compilers | None:
-    if not config.compiles:
+    if not config.may_compile:
         return None
+    from asap_ray.search.study import check_sampler
     from asap_ray.tasks.compiling import compilers  # compilers are looked up only where one is asked for
 
-    return compilers(config, setting)
+    found = compilers(config, setting)
+    if found is not None:
+        check_sampler(config.search.method)
+    return found
 
 
-def _compiled(
+def _searched(
     config: Config,
+    setting: Setting,
     compiling: Compilers,
     answer: Answer,
-    ranked: Mapping[str, Sequence[Estimate]],
     ledger: Ledger,
+    before: Sequence[Mapping[str, Any]],
     stream: TextIO,
     started: float,
 ) -> Answer:
-    """The answer with what compilers said of the best plans."""
-    from asap_ray.tasks.compiling import compile_ranked
+    """The answer with what trials say; those that are among the events `before` are not run again."""
+    from asap_ray.tasks.compiling import executor_of
+    from asap_ray.tasks.searching import Search
+    from asap_ray.tasks.trials import key_of
 
-    wanted = config.budget.compile or COMPILED
-    with live(stream, sys.stderr, wanted, compiling.base) as shown:
-        slices = compile_ranked(config, compiling, answer.slices, ranked, Recorder(ledger, shown))
+    finished = record.finished(before, setting.workload, config.stack)
+    with live(stream, sys.stderr, config.wanted, compiling.base) as shown, executor_of(config) as executor:
+        search = Search(
+            config=config,
+            setting=setting,
+            compiling=compiling,
+            executor=executor,
+            recorder=Recorder(ledger, shown),
+            before={key_of(each): each for each in finished},
+        )
+        slices = search.run(answer.slices)
     for each in slices:
         record.compiled(ledger, each)
+        if each.certificate is not None:
+            record.certified(ledger, each.slice.name, each.certificate)
     tried = [each for one in slices if one.compilation for each in one.compilation.trials]
     trials = {**answer.trials, **Counter(each.compiled.status for each in tried)}
     told = "; ".join(f"{one.slice.name}: {one.compilation.stopped}" for one in slices if one.compilation)
@@ -113,6 +130,7 @@ def _compiled(
         answer,
         slices=slices,
         trials=trials,
+        agents=search.agents,
         resumed=any(each.compiled.cached for each in tried),
         stop_reason=f"{STOP_REASON}; {told}",
         wall_s=time.monotonic() - started,
@@ -120,10 +138,8 @@ def _compiled(
     )
 
 
-def _swept(
-    config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger
-) -> tuple[tuple[SliceAnswer, ...], Mapping[str, Sequence[Estimate]]]:
-    """What `sweep_slices` finds, with an event for all that happens, and more of the ranked plans than answers show."""
+def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger) -> tuple[SliceAnswer, ...]:
+    """What `sweep_slices` finds, with an event for all that happens."""
     record.started(ledger, config, setting.workload, command_line(), versions())
     record.narrowed(ledger, setting.spaces[0].narrowings)
     if baseline is not None:
@@ -138,7 +154,7 @@ def _swept(
         record.swept(ledger, found)
         if found.certificate is not None:
             record.certified(ledger, found.slice.name, found.certificate)
-    return slices, {found.slice.name: sweep.ranked for found, sweep in zip(slices, sweeps, strict=True)}
+    return slices
 
 
 def _answer(
@@ -168,11 +184,10 @@ def sweep_slices(config: Config, setting: Setting) -> tuple[Sweep, ...]:
         DoesNotFitError: plans are legal but none fits.
     """
     pairs = list(zip(setting.tiers, setting.spaces, strict=True))
-    kept = max(config.top, LENGTH) if config.compiles else config.top
     if len(pairs) == 1:
-        sweeps = [swept(*pairs[0], kept)]
+        sweeps = [swept(*pairs[0], config.top)]
     else:
-        sweeps = results([tier.sweep_job(space, kept) for tier, space in pairs])
+        sweeps = results([tier.sweep_job(space, config.top) for tier, space in pairs])
     if not any(sweep.ranked for sweep in sweeps):
         raise explain_nothing(config, *pairs[0], sweeps[0])
     return tuple(sweeps)

@@ -60,6 +60,11 @@ class Compile:
         """Why this machine cannot compile for the chip, in one line with the command that cures it; empty if it can."""
         return toolchain.missing(self.problem.slice.chip)
 
+    @property
+    def compiled_with(self) -> str:
+        """The trainer and the compiler that its results are evidence for."""
+        return self._reader.compiled_with
+
     def job(self, plan: Plan) -> Job:
         """The work that compiles a plan; an executor must run it in a fresh process."""
         request, options = self._request(plan), self.options

@@ -42,6 +42,10 @@ class Pretend:
         chip = self.problem.slice.chip
         return self.lacking or (toolchain.missing(chip) if chip.vendor == "amd" or chip.name == "v3" else "")
 
+    @property
+    def compiled_with(self) -> str:
+        return WITH
+
     def known(self, plan: Plan) -> Compiled | None:
         found = self.cache.get(self._key(plan))
         return replace(found, cached=True) if found else None

@@ -13,7 +13,7 @@ import pytest
 
 import asap_ray
 
-TINY = ("+model=tiny", "hardware=v5e-4")
+TINY = ("+model=tiny", "hardware=v5e-4", "tiers=roofline")
 
 
 @pytest.mark.parametrize("task", ["tune", "explain"])

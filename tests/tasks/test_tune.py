@@ -326,7 +326,7 @@ def test_the_error_of_a_worker_is_the_users_own(command, monkeypatch: pytest.Mon
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_behind_stdout_ends_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
-        words = [sys.executable, "-m", "asap_ray", *TINY]
+        words = [sys.executable, "-m", "asap_ray", *TINY, "tiers=roofline"]
         ended = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr == "asap-ray: what was found cannot be printed: No space left on device\n"

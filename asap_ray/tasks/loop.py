@@ -1,0 +1,181 @@
+"""The loop: a searcher asks, trials run, results are told, until a budget is spent or nothing left is worth a trial.
+
+Each round is a barrier: its trials run side by side and are told together in their order. So what is decided depends on
+results alone, never on which trial was faster to run, and the same command decides the same again from its record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from asap_ray.diagnosis import diagnose, diagnose_observed
+from asap_ray.report.answer import Tried
+from asap_ray.search.pool import Pool
+from asap_ray.search.protocol import Candidate, Result, Searcher, best_of
+from asap_ray.tasks.trials import Clock, Trials, Wanted
+
+ATTEMPTS = 3
+"""Trials for each plan that is wanted, at most: a slice where nothing compiles must not take the night."""
+FAILURES = 3
+"""Failures and timeouts, with nothing complete, after which the compiler or our program is at fault."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What a search may spend, besides the clock's time: None is no limit of its own.
+
+    `complete` counts trials that come to a step time, `trials` all of them; `minutes` is what was given.
+    """
+
+    trials: int | None = None
+    complete: int | None = None
+    minutes: float | None = None
+    chip_hours: float | None = None
+
+
+class Listener(Protocol):
+    """Is told what a search decides, and how it stands."""
+
+    def told(self, where: str, kind: str, fields: dict[str, Any]) -> None:
+        """Something was decided or found."""
+        ...
+
+    def stands(self, where: str, round_: int, best_s: float | None, gap: float | None, left_s: float) -> None:
+        """A round begins: the best step so far, how much faster a plan could be by its floor, the time left."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """Searches one slice; `width` trials are released at once."""
+
+    where: str
+    pool: Pool
+    searcher: Searcher
+    trials: Trials
+    budget: Budget
+    clock: Clock
+    listener: Listener
+    width: int
+    tried: list[Tried] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    rounds: int = 0
+
+    def run(self) -> str:
+        """Search; returns why nothing more is tried."""
+        while (reason := self._spent() or self.searcher.finished()) is None:
+            candidates = self.searcher.ask(self._room())
+            if not candidates:
+                reason = "no plan is left to try"
+                break
+            self.rounds += 1
+            self.listener.stands(self.where, self.rounds, self._best_s, self._gap, self.clock.left_s)
+            self._pass_on()
+            found = self.trials.run([self._wanted(each) for each in candidates])
+            self._take(candidates, found)
+            self._pass_on()
+        words = f"{self._plans()}{self._count_words()}: {reason}"
+        self.listener.told(self.where, "stop", {"reason": reason, "rounds": self.rounds, "trials": dict(self.ended)})
+        return words
+
+    def first(self) -> list[Candidate]:
+        """What would be tried first; nothing is."""
+        candidates = self.searcher.ask(self.width)
+        self._pass_on()
+        return candidates
+
+    @property
+    def ended(self) -> Counter[str]:
+        """How many trials have ended in each way."""
+        return Counter(each.status for each in self.results)
+
+    def _take(self, candidates: Sequence[Candidate], found: Sequence[Tried]) -> None:
+        by_number = {each.number: each for each in found}
+        results = [result_of(each, by_number[each.number]) for each in candidates if each.number in by_number]
+        self.tried += found
+        self.results += results
+        self.searcher.tell(results)
+
+    def _wanted(self, candidate: Candidate) -> Wanted:
+        row = self.pool.row(candidate.plan)
+        assert row is not None, f"{candidate.author} asks for a plan that is not in the pool: {candidate.plan.line}"
+        return Wanted(number=candidate.number, author=candidate.author, roofline=self.pool.estimate(row))
+
+    def _pass_on(self) -> None:
+        for each in self.searcher.drain():
+            self.listener.told(self.where, each.kind, each.fields)
+
+    @property
+    def _best_s(self) -> float | None:
+        best = best_of(self.results)
+        return best.step_time_s if best else None
+
+    @property
+    def _gap(self) -> float | None:
+        """How much faster than the best trial the plan with the lowest floor could be."""
+        if self._best_s is None or not len(self.pool):
+            return None
+        return max(self._best_s / float(self.pool.floor_s.min()) - 1.0, 0.0)
+
+    def _room(self) -> int:
+        """Trials that the next round may have."""
+        complete, all_ = self.budget.complete, self.budget.trials
+        left = [self.width]
+        if complete is not None:
+            left += [complete - self.ended["complete"], ATTEMPTS * complete - len(self.results)]
+        return min([*left, *([] if all_ is None else [all_ - len(self.results)])])
+
+    def _spent(self) -> str | None:
+        """Which budget is spent, or that nothing comes of it."""
+        ended, budget = self.ended, self.budget
+        failed = ended["failed"] + ended["timeout"]
+        if budget.complete is not None and ended["complete"] >= budget.complete:
+            return "as many as wanted"
+        if self.clock.over:
+            return f"budget.minutes={budget.minutes:g} is over" if budget.minutes else "time is over"
+        if budget.trials is not None and len(self.results) >= budget.trials:
+            return f"budget.trials={budget.trials} are done"
+        if budget.chip_hours is not None and sum(each.chip_hours for each in self.results) >= budget.chip_hours:
+            return f"budget.chip_hours={budget.chip_hours:g} are spent"
+        tired = budget.complete is not None and len(self.results) >= ATTEMPTS * budget.complete
+        if tired or (failed >= FAILURES and not ended["complete"]):
+            return "given up"
+        return None
+
+    def _plans(self) -> str:
+        done = self.ended["complete"]
+        return f"{done} plan{'' if done == 1 else 's'} compiled"
+
+    def _count_words(self) -> str:
+        ended = self.ended
+        failed = ended["failed"] + ended["timeout"]
+        told = [f"{ended['infeasible']} did not fit"] if ended["infeasible"] else []
+        told += [f"{failed} failed or ran out of time"] if failed else []
+        return f", {' and '.join(told)}" if told else ""
+
+
+def result_of(candidate: Candidate, tried: Tried) -> Result:
+    """What a searcher is told of a trial."""
+    found, seen = tried.compiled, tried.observed
+    estimate = found.estimate
+    diagnosis = diagnose_observed(seen) if seen else diagnose(estimate) if estimate else None
+    return Result(
+        candidate=candidate,
+        # A program that is made but cannot be read has a size and no time.
+        status="failed" if found.status == "complete" and estimate is None else found.status,
+        step_time_s=estimate.step_time_s if estimate else None,
+        interval_s=estimate.interval_s if estimate else None,
+        hbm_bytes=found.hbm_bytes,
+        over_bytes=found.over_bytes,
+        reason=found.reason,
+        source="compile",
+        evidence=found.compiled_with,
+        estimate=estimate,
+        roofline=tried.roofline,
+        observation=seen,
+        diagnosis=diagnosis,
+        digest=found.digest,
+    )

@@ -1,0 +1,207 @@
+"""A search as a task runs it: for each slice a pool, a searcher and a loop; then flags for the best few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from asap_ray.agents.coordinator import Coordinator, Rules
+from asap_ray.agents.playbook import Playbook
+from asap_ray.certificate import ROUNDING, TIGHTEN, Bound, Certificate, Figure, bound_over, floor_of, low_of
+from asap_ray.config import Config
+from asap_ray.executor.protocol import Executor
+from asap_ray.knowledge import load_cards
+from asap_ray.physics.roofline import Pricer
+from asap_ray.report.answer import Compilation, SliceAnswer, Tried
+from asap_ray.search.blackbox import black_box
+from asap_ray.search.pool import Pool, pool_of_space
+from asap_ray.search.protocol import Candidate, Searcher, best_of
+from asap_ray.search.study import Study
+from asap_ray.space import Space
+from asap_ray.tasks.compiling import Compilers, read_trial
+from asap_ray.tasks.loop import Budget, Loop
+from asap_ray.tasks.recorder import Recorder
+from asap_ray.tasks.setting import Setting
+from asap_ray.tasks.trials import Clock, Key, Trials, Wanted
+from asap_ray.tiers.roofline import Roofline
+
+FLAGGED = 2
+"""Plans that are compiled with each further bundle of flags."""
+MEASURED_STEPS = 20
+"""Steps of a short measured run, for what a trial on chips would cost."""
+
+
+@dataclass(kw_only=True)
+class Search:
+    """All slices of one command, one after the other, the fastest by the roofline first."""
+
+    config: Config
+    setting: Setting
+    compiling: Compilers
+    executor: Executor
+    recorder: Recorder
+    before: Mapping[Key, Tried] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+    agents: dict[str, object] = field(
+        default_factory=lambda: {"brain": "none", "rounds": 0, "proposals": 0, "refused": 0}
+    )
+
+    def run(self, answers: Sequence[SliceAnswer]) -> tuple[SliceAnswer, ...]:
+        """Each slice's answer with what trials say of its plans."""
+        self.clock.start()
+        shares = budget_shares([each for each in answers if each.ranked], self.config)
+        total = 60.0 * self.config.minutes if self.config.minutes else float("inf")
+        found: dict[str, SliceAnswer] = {each.slice.name: each for each in answers}
+        for place, (name, budget) in enumerate(shares.items()):
+            self.clock.limit_s = self.clock.spent_s + (total - self.clock.spent_s) / (len(shares) - place)
+            found[name] = self._slice(found[name], budget)
+        return tuple(found[each.slice.name] for each in answers)
+
+    def _slice(self, answer: SliceAnswer, budget: Budget) -> SliceAnswer:
+        where = answer.slice.name
+        place = next(i for i, each in enumerate(self.setting.slices) if each.name == where)
+        pool = pool_for(self.setting.tiers[place], self.setting.spaces[place], self.compiling, where)
+        if not len(pool):
+            stopped = "0 plans compiled: asap_ray's own trainer has no program for any plan that fits"
+            told = Compilation(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
+            return replace(answer, compilation=told)
+        searcher = searcher_of(self.config, pool, self.compiling, where)
+        trials = self._trials(where, self.compiling.base)
+        loop = Loop(
+            where=where,
+            pool=pool,
+            searcher=searcher,
+            trials=trials,
+            budget=budget,
+            clock=self.clock,
+            listener=self.recorder,
+            width=self.config.search.proposals,
+        )
+        if budget.trials == 0:
+            self._show_first(answer, pool, loop.first())
+            stopped = "budget.trials=0: nothing was tried"
+        else:
+            stopped = loop.run()
+        self._count(searcher, loop)
+        found = [*loop.tried, *self._flagged(where, loop.tried)]
+        told = Compilation(base=self.compiling.base, trials=tuple(found), refused=pool.refused, stopped=stopped)
+        told = replace(told, observed=told.best.observed if told.best else None)
+        certificate = certificate_after(pool, loop) or answer.certificate
+        return replace(answer, compilation=told, certificate=certificate)
+
+    def _trials(self, where: str, bundle: str) -> Trials:
+        return Trials(
+            where=where,
+            bundle=bundle,
+            compiler=self.compiling.tiers[where, bundle],
+            executor=self.executor,
+            clock=self.clock,
+            watcher=self.recorder,
+            read=lambda tried: read_trial(self.compiling, tried),
+            before=self.before,
+        )
+
+    def _flagged(self, where: str, tried: Sequence[Tried]) -> list[Tried]:
+        """The best few once more with each further bundle of flags."""
+        best = Compilation(base=self.compiling.base, trials=tuple(tried)).ranked[:FLAGGED]
+        found: list[Tried] = []
+        number = len(tried)
+        for bundle in self.compiling.bundles[1:]:
+            wanted = [Wanted(number=number + i, author="flags", roofline=each.roofline) for i, each in enumerate(best)]
+            found += self._trials(where, bundle.name).run(wanted)
+            number += len(wanted)
+        return found
+
+    def _show_first(self, answer: SliceAnswer, pool: Pool, candidates: Sequence[Candidate]) -> None:
+        chips = answer.slice.chips
+        for each in candidates:
+            estimate = pool.estimate(pool.row(each.plan) or 0)
+            hours = MEASURED_STEPS * estimate.step_time_s * chips / 3600.0
+            why = f"; {each.proposal.hypothesis}" if each.proposal else ""
+            self.recorder.say(
+                f"  would try {each.plan.line}: {estimate.step_time_s:.3g} s a step expected; to compile it costs no "
+                f"chip-hour, to run {MEASURED_STEPS} steps {hours:.3g} chip-hours{why}"
+            )
+
+    def _count(self, searcher: Searcher, loop: Loop) -> None:
+        told = self.agents
+        brain, proposals, refused = "none", 0, 0
+        if isinstance(searcher, Coordinator):
+            brain, proposals, refused = searcher.brain.name, searcher.proposals, searcher.refused
+        told.update(brain=brain, rounds=int(str(told["rounds"])) + loop.rounds)
+        told.update(proposals=int(str(told["proposals"])) + proposals, refused=int(str(told["refused"])) + refused)
+
+
+def pool_for(tier: Roofline, space: Space, compiling: Compilers, where: str) -> Pool:
+    """The plans of a slice that may be tried."""
+    pricer = Pricer(tier.problem, tier.calibration)
+    return pool_of_space(space, pricer, tier.fitting(space), compiling.problems[where])
+
+
+def searcher_of(config: Config, pool: Pool, compiling: Compilers, where: str) -> Searcher:
+    """The agents, or a black-box search alone.
+
+    Raises:
+        AsapError: the sampler needs a package that is not installed.
+        ConfigError: a card cannot be read.
+    """
+    if config.agents == "none":
+        return black_box(pool, config.search.method, config.seed)
+    sampler = "random" if config.search.method == "grid" else config.search.method
+    return Coordinator(
+        pool=pool,
+        brain=Playbook(cards=load_cards()),
+        study=Study(pool, sampler, config.seed),
+        rules=Rules(share=config.search.share, gap=config.search.gap),
+        program=compiling.problems[where],
+    )
+
+
+def budget_shares(answers: Sequence[SliceAnswer], config: Config) -> dict[str, Budget]:
+    """What each slice may spend: as much as each other, the fastest slices one more, or nothing where it is too
+    little."""
+    fastest = sorted(answers, key=lambda each: each.ranked[0].step_time_s)
+    given, found = config.budget, {}
+    for place, each in enumerate(fastest):
+        complete, trials = (_share(total, place, len(fastest)) for total in (config.wanted, given.trials))
+        hours = None if given.chip_hours is None else given.chip_hours / len(fastest)
+        if complete != 0 and (trials != 0 or given.trials == 0):
+            found[each.slice.name] = Budget(complete=complete, trials=trials, minutes=config.minutes, chip_hours=hours)
+    return found
+
+
+def _share(total: int | None, place: int, among: int) -> int | None:
+    return None if total is None else total // among + (place < total % among)
+
+
+def certificate_after(pool: Pool, loop: Loop) -> Certificate | None:
+    """How much faster than the best trial a plan that was not tried can be; None where the pool leaves plans out."""
+    best = best_of(loop.results)
+    if best is None or best.step_time_s is None or pool.left_out:
+        return None
+    untried = np.ones(len(pool), bool)
+    untried[[row for each in loop.results if (row := pool.row(each.candidate.plan)) is not None]] = False
+    rows = np.flatnonzero(untried)
+    return Certificate(
+        best_step_s=best.step_time_s,
+        measured=False,
+        untried=len(rows),
+        hard=_bound(pool, best.step_time_s, floor_of, pool.floor_s, rows),
+        credible=_bound(pool, best.step_time_s, low_of, pool.low_s, rows),
+    )
+
+
+def _bound(pool: Pool, best_s: float, figure: Figure, figures: np.ndarray, rows: np.ndarray) -> Bound:
+    first = rows[np.lexsort((pool.step_s[rows], figures[rows]))[: TIGHTEN + 1]]
+    lowest = tuple(pool.estimate(int(row)) for row in first)
+    below = best_s * (1 - ROUNDING)
+    level = min(figure(lowest[0]) * (1 + ROUNDING), below) if lowest else 0.0
+    return bound_over(
+        best_s,
+        figure,
+        lowest,
+        contenders=int((figures[rows] < below).sum()),
+        at_bound=int((figures[rows] <= level).sum()),
+    )

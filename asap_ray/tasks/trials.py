@@ -1,0 +1,186 @@
+"""Trials of plans by a compiler, side by side: what ran before is found again, and nothing starts once time is over.
+
+A trial that an earlier run of the same command has finished is taken from its record, and counts with the time it took
+then: so a command that was killed goes on where it was, and one that had spent its minutes has nothing left to spend.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from asap_ray.executor.protocol import Executor
+from asap_ray.physics.estimate import Estimate
+from asap_ray.plan import Plan
+from asap_ray.report.answer import Tried
+from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.protocol import Job, Outcome
+
+OUT_OF_TIME = "still compiling when budget.minutes was over"
+Key = tuple[str, str, str, str]
+
+
+class Compiler(Protocol):
+    """The compile tier, as far as it is needed here."""
+
+    @property
+    def compiled_with(self) -> str:
+        """The trainer and the compiler that its results are evidence for."""
+        ...
+
+    def job(self, plan: Plan) -> Job:
+        """The work that compiles a plan."""
+        ...
+
+    def known(self, plan: Plan) -> Compiled | None:
+        """What was said of a plan that was compiled before."""
+        ...
+
+    def read(self, outcome: Outcome) -> Compiled:
+        """What is said of a plan, from how its job ended."""
+        ...
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def started(self, wanted: Wanted, where: str, bundle: str) -> None:
+        """A trial begins."""
+        ...
+
+    def ended(self, tried: Tried) -> None:
+        """A trial ended, or was found again."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A trial to run: its number, whose it is, and what the roofline says of its plan."""
+
+    number: int
+    author: str
+    roofline: Estimate
+
+
+@dataclass(kw_only=True, slots=True)
+class Clock:
+    """Seconds that a search has spent, those of earlier runs included whose trials it finds again, and its limit."""
+
+    limit_s: float = float("inf")
+    now: Callable[[], float] = time.monotonic
+    begun: float | None = None
+    found_s: float = 0.0
+
+    def start(self) -> None:
+        """Begin to count."""
+        self.begun = self.now()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds spent so far."""
+        return self.found_s + (self.now() - self.begun if self.begun is not None else 0.0)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; inf where there is no limit."""
+        return self.limit_s - self.spent_s
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing may start any more."""
+        return self.left_s <= 0
+
+    def find(self, elapsed_s: float) -> None:
+        """A trial is found again that ended when so much was spent."""
+        self.found_s += max(elapsed_s - self.spent_s, 0.0)
+
+
+@dataclass(kw_only=True)
+class Trials:
+    """Runs trials on one slice with one bundle of flags.
+
+    `read` completes what came of a trial (its observation) before anybody is told; `before` holds the trials that
+    earlier runs have finished, by `key_of`.
+    """
+
+    where: str
+    bundle: str
+    compiler: Compiler
+    executor: Executor
+    clock: Clock
+    watcher: Watcher
+    read: Callable[[Tried], Tried] = lambda tried: tried
+    before: Mapping[Key, Tried] = field(default_factory=dict)
+
+    def run(self, wanted: Sequence[Wanted]) -> list[Tried]:
+        """Run trials and return what came of them, in their order; those that time left no room for are missing."""
+        waiting, running = list(wanted), dict[str, Wanted]()
+        found = dict[int, Tried]()
+
+        def source() -> Job | None:
+            while waiting:
+                each = waiting[0]
+                if (known := self._known(each)) is not None:
+                    found[each.number] = known
+                    self.watcher.ended(known)
+                elif self.clock.over:
+                    return None
+                else:
+                    job = self._job(each)
+                    running[job.name] = each
+                    waiting.pop(0)
+                    self.watcher.started(each, self.where, self.bundle)
+                    return job
+                waiting.pop(0)
+            return None
+
+        for outcome in self.executor.stream(source):
+            each = running.pop(outcome.job.name)
+            found[each.number] = tried = self._ended(each, outcome)
+            self.watcher.ended(tried)
+        return [found[each.number] for each in wanted if each.number in found]
+
+    def _job(self, wanted: Wanted) -> Job:
+        job, left = self.compiler.job(wanted.roofline.plan), self.clock.left_s
+        limit = job.timeout_s if left == float("inf") else min(left, job.timeout_s or left)
+        return replace(job, name=f"trial {wanted.number} {self.bundle} {job.name}", timeout_s=limit)
+
+    def _ended(self, wanted: Wanted, outcome: Outcome) -> Tried:
+        compiled = self.compiler.read(outcome)
+        cut = compiled.status == "timeout" and self.clock.over
+        return self._tried(wanted, replace(compiled, reason=OUT_OF_TIME) if cut else compiled, cut=cut)
+
+    def _tried(self, wanted: Wanted, compiled: Compiled, *, cut: bool = False) -> Tried:
+        return self.read(
+            Tried(
+                where=self.where,
+                bundle=self.bundle,
+                roofline=wanted.roofline,
+                compiled=compiled,
+                number=wanted.number,
+                author=wanted.author,
+                elapsed_s=self.clock.spent_s,
+                cut=cut,
+            )
+        )
+
+    def _known(self, wanted: Wanted) -> Tried | None:
+        """What an earlier run has on its record, or the cache has; a trial that time cut short is run again where there
+        is more time now."""
+        plan = wanted.roofline.plan
+        before = self.before.get((self.where, self.bundle, plan.line, self.compiler.compiled_with))
+        if before is not None and not (before.cut and before.elapsed_s < self.clock.limit_s):
+            self.clock.find(before.elapsed_s)
+            compiled = replace(before.compiled, cached=True)
+            return replace(
+                before, roofline=wanted.roofline, compiled=compiled, number=wanted.number, author=wanted.author
+            )
+        compiled = self.compiler.known(plan)
+        return self._tried(wanted, compiled) if compiled else None
+
+
+def key_of(tried: Tried) -> Key:
+    """What a finished trial is found by: a trial of another trainer or compiler is another trial."""
+    return tried.where, tried.bundle, tried.compiled.plan.line, tried.compiled.compiled_with

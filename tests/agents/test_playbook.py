@@ -1,0 +1,172 @@
+"""Each card that is carried changes a proposal where it fires: without it the round is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asap_ray.agents.analyzer import Analysis
+from asap_ray.agents.brief import Brief
+from asap_ray.agents.facts import facts_of_result
+from asap_ray.agents.moves import reached
+from asap_ray.agents.playbook import Playbook
+from asap_ray.diagnosis import diagnose
+from asap_ray.knowledge import Card, load_cards
+from asap_ray.plan import Plan
+from asap_ray.problem import coding
+from asap_ray.search.pool import Pool
+from asap_ray.search.protocol import Candidate, Result
+from tests.agents.doubles import agents, small_pool
+from tests.problems import MOE
+
+CARDS = {card.name: card for card in load_cards()}
+DENSE = {"slice_": "v5e-8"}
+PIPED = {"slice_": "h100x16", "stack": "megatron"}
+EXPERTS = {"slice_": "v5e-8", "model": MOE, "batch": 24}
+LONG = {"slice_": "v5e-8", "seq_len": 9216}
+SLICES = {"slice_": "4xv5e-4", "batch": 48}
+
+
+@cache
+def pool_named(words: tuple[tuple[str, Any], ...]) -> Pool:
+    return small_pool(**dict(words))
+
+
+# For each card a problem, and what of a base plan and its diagnosis makes it fire.
+FIRES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "compute_context_to_data": (DENSE, {"context": 2}, {"bound": "compute"}),
+    "hbm_more_tensor": (DENSE, {"tensor": 1}, {"bound": "hbm"}),
+    "ici_tensor_to_data": (DENSE, {"tensor": 2}, {"bound": "ici"}),
+    "memory_more_recomputation": (DENSE, {"remat": "minimal"}, {"bound": "memory"}),
+    "memory_smaller_micro_batch": (DENSE, {"micro_batch": 2}, {"bound": "memory"}),
+    "memory_shard_optimizer": (DENSE, {"data": 2, "zero": 0, "fsdp": 1}, {"bound": "memory"}),
+    "memory_shard_weights": (DENSE, {"data": 2}, {"bound": "memory"}),
+    "less_recomputation": (DENSE, {"remat": "full"}, {"redundant": 0.3, "hbm": 0.5}),
+    "weights_gathered_less_often": (DENSE, {"fsdp": 2, "accumulation": 2}, {"bound": "ici", "share.fsdp": 0.2}),
+    "fsdp_traffic_to_tensor": (DENSE, {"fsdp": 4, "tensor": 1}, {"share.fsdp": 0.3}),
+    "bubble_more_micro_batches": (PIPED, {"pipeline": 2, "micro_batch": 2}, {"bound": "bubble"}),
+    "bubble_interleave": (PIPED, {"pipeline": 2, "schedule": "1f1b"}, {"bound": "bubble"}),
+    "bubble_more_chunks": (PIPED, {"pipeline": 2, "schedule": "interleaved", "virtual": 2}, {"bound": "bubble"}),
+    "bubble_zero_bubble": ({**PIPED, "stack": "torchtitan"}, {"pipeline": 2, "schedule": "1f1b"}, {"bound": "bubble"}),
+    "bubble_fewer_stages": (PIPED, {"pipeline": 2}, {"bound": "bubble"}),
+    "dcn_weights_stay_inside": (SLICES, {"fsdp_dcn": 4}, {"bound": "dcn"}),
+    "dcn_pipeline_across": (PIPED, {"data_dcn": 2}, {"bound": "dcn"}),
+    "tensor_inside_a_node": (PIPED, {"tensor_dcn": 2}, {"bound": "dcn"}),
+    "split_norms_over_tensor": (PIPED, {"tensor": 2, "sequence_parallel": 0}, {}),
+    "tensor_traffic_to_context": (LONG, {"tensor": 2, "context": 1}, {"bound": "ici", "share.tensor": 0.3}),
+    "experts_instead_of_tensor": (EXPERTS, {"tensor": 2, "expert": 1}, {"share.expert": 0.0}),
+    "expert_traffic_to_data": (EXPERTS, {"expert": 2}, {"share.expert": 0.3}),
+    "matmuls_with_more_rows": (DENSE, {"accumulation": 6, "micro_batch": 1}, {"bound": "hbm"}),
+    "fused_attention": ({"slice_": "h100x8", "stack": "megatron"}, {"attention": "unfused"}, {}),
+}
+
+
+def base_of(pool: Pool, wanted: dict[str, Any], card: Card) -> int:
+    """The first plan that has what is wanted and from which the card's move leads anywhere."""
+    mask = np.ones(len(pool), bool)
+    for name, value in wanted.items():
+        names = coding(pool.problem).get(name)
+        mask &= pool.columns[name] == (names.index(value) if names else value)
+    for row in np.flatnonzero(mask)[:400]:
+        if any(reached(pool, int(row), move, pool.recomputed).any() for move in card.moves):
+            return int(row)
+    raise AssertionError(f"no plan of the pool has {wanted} and a way to go")
+
+
+def brief_of(pool: Pool, row: int) -> tuple[Brief, Result]:
+    """A trial of one plan that was slow, after which all others are expected to be much faster."""
+    priced = pool.estimate(row)
+    candidate = Candidate(number=0, plan=pool.plan(row), author="test")
+    result = Result(
+        candidate=candidate,
+        status="complete",
+        step_time_s=100 * float(pool.step_s.max()),
+        estimate=priced,
+        roofline=priced,
+        diagnosis=diagnose(priced),
+    )
+    brief = agents(pool, cards=()).brief()
+    open_ = np.ones(len(pool), bool)
+    open_[row] = False
+    return replace(brief, results=(result,), best=result, open=open_, tried={row: 0}), result
+
+
+@pytest.mark.parametrize("name", sorted(CARDS))
+def test_a_card_changes_a_proposal_where_it_fires(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, wanted, facts = FIRES[name]
+    pool, card = pool_named(tuple(words.items())), CARDS[name]
+    brief, base = brief_of(pool, base_of(pool, wanted, card))
+
+    def told(problem: Any, result: Result) -> dict[str, Any]:
+        return {**facts_of_result(problem, result), **facts}
+
+    monkeypatch.setattr("asap_ray.agents.playbook.facts_of_result", told)
+    with_card = Playbook(cards=(card,)).propose(brief, 3)
+    without = Playbook(cards=()).propose(brief, 3)
+    (fired,) = [each for each in with_card if each.card == name]
+    assert [each.card for each in without] == ["", "", ""]
+    assert len({each.plan for each in with_card}) == 3
+    assert card.why in fired.hypothesis
+    assert fired.mechanism.startswith(f"{name}: ")
+    assert fired.base == 0
+    assert pool.row(fired.plan) is not None
+    assert moved(card, base.candidate.plan, fired.plan)
+
+
+def moved(card: Card, before: Plan, after: Plan) -> bool:
+    """Whether one of a card's moves, read by hand, leads from one plan to the other."""
+    acts: dict[str, Callable[[Any, Any], bool]] = {
+        "half": lambda a, b: a == 2 * b,
+        "double": lambda a, b: b == 2 * a,
+        "lower": lambda a, b: b < a,
+        "higher": lambda a, b: b > a,
+        "free": lambda a, b: True,
+        "lighter": lambda a, b: a != b,
+        "heavier": lambda a, b: a != b,
+    }
+
+    def size(plan: Plan, name: str) -> Any:
+        axis, _, level = name.partition("_")
+        axes = dict(zip(plan.axes, plan.ici if level == "ici" else plan.dcn, strict=True))
+        return plan.axes[name] if name in plan.axes else axes[axis] if level in ("ici", "dcn") else getattr(plan, name)
+
+    def held(name: str, action: str) -> bool:
+        a, b = size(before, name), size(after, name)
+        return acts[action](a, b) if action in acts else str(b).lower() == action
+
+    return any(all(held(name, action) for name, action in move.items()) for move in card.moves)
+
+
+def test_without_diagnosis_no_card_fires() -> None:
+    pool = pool_named(tuple(DENSE.items()))
+    brief, base = brief_of(pool, 0)
+    brain = Playbook(cards=tuple(CARDS.values()))
+    assert brain.by_cards(brief, base)
+    assert brain.by_cards(replace(brief, diagnosing=False), base) == []
+
+
+def test_a_card_whose_plan_is_expected_to_be_much_slower_has_no_place() -> None:
+    pool = pool_named(tuple(DENSE.items()))
+    brief, base = brief_of(pool, 0)
+    fast = replace(base, step_time_s=0.5 * float(pool.step_s.min()))
+    assert Playbook(cards=tuple(CARDS.values())).by_cards(replace(brief, best=fast), fast) == []
+
+
+def test_the_ranking_spreads_over_meshes_and_policies() -> None:
+    pool = pool_named(tuple(DENSE.items()))
+    flat = replace(agents(pool, cards=()).brief(), expected_s=np.ones(len(pool)))
+    found = Playbook(cards=()).propose(flat, 8)
+    kinds = {(each.plan.sizes, each.plan.remat) for each in found}
+    assert len(kinds) == 8
+
+
+def test_an_analysis_of_nothing_expects_what_the_roofline_says() -> None:
+    pool = pool_named(tuple(DENSE.items()))
+    analysis: Analysis = agents(pool).analysis
+    assert analysis.expected(pool) == pytest.approx(pool.step_s)
+    assert (analysis.faults, analysis.memory) == ((), 1.0)
