@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from asap_ray.errors import ConfigError
 
 Norm = Literal["rms", "layer"]
+Activation = Literal["", "silu", "gelu", "relu", "relu2"]
 
 LARGEST = 2**31  # of any one size: keeps every product of a few sizes inside a float's range
 
@@ -202,11 +203,15 @@ class LatentAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForward:
-    """A dense feed-forward block; gated (SwiGLU, GeGLU: arXiv 2002.05202), its first matmul is twice as wide."""
+    """A dense feed-forward block; gated (SwiGLU, GeGLU: arXiv 2002.05202), its first matmul is twice as wide.
+
+    An empty `activation` is silu where gated, else gelu; `relu2` is the square of relu (arXiv 2109.08668).
+    """
 
     d_ff: int
     gated: bool = True
     bias: bool = False
+    activation: Activation = ""
 
     def __post_init__(self) -> None:
         """Refuse sizes that no layer can have."""

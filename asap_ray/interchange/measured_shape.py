@@ -42,7 +42,8 @@ def architecture_of(
         mapping["experts"] = {**given, "experts": whole(row, "moe_experts"), "topk": whole(row, "moe_topk")}
         mapping["dense_layers"] = dense
     if dense or "experts" not in family:
-        mapping["ffn"] = {"d_ff": whole(row, "d_ff"), "gated": gated, "bias": family.get("bias", False)}
+        told = {name: family[name] for name in ("bias", "activation") if name in family}
+        mapping["ffn"] = {"d_ff": whole(row, "d_ff"), "gated": gated, **told}
     return architecture_from_mapping(mapping), inferred
 
 

@@ -5,7 +5,7 @@ or a decision of the compiler. It follows the project's own trainer, which makes
 
 - Each layer's matrices are gathered over the axes that shard them (fsdp, context, expert; of routed experts the first
   two), once forward and once more backward, and their gradients scattered, for each micro-batch. Embedding and head are
-  gathered once each. On a TPU a gather may go in phases, each over some of the axes (`phases`).
+  gathered once each. On a TPU either may go in phases, each over some of the axes (`phases`).
 - Once a step gradients are summed over the axes on which a weight is replicated; with ZeRO-1 they are scattered over
   data, and the updates gathered.
 - A block gathers its input over tensor before and scatters its output after (arXiv 2205.05198, section 4.2.2); the
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from asap_ray.architecture import LayerGroup
 from asap_ray.layers import LatentAttention
-from asap_ray.physics.phases import Phase, phases
+from asap_ray.physics.phases import Phase, gather_phases, scatter_phases
 from asap_ray.plan import AXES, Plan
 from asap_ray.problem import Problem, replica_axes, sharding_axes
 from asap_ray.stack import Remat
@@ -89,6 +89,11 @@ class _Account:
         self.edge_runs = plan.accumulation / stages
 
     @property
+    def on_torus(self) -> bool:
+        """Whether the chips' links form a torus, over which collectives go in phases."""
+        return self.problem.slice.chip.kind == "tpu"
+
+    @property
     def block_bytes(self) -> float:
         """Activations of one micro-batch between blocks, whole over tensor."""
         return self.tokens * self.problem.workload.architecture.d_model * self.number_bytes
@@ -125,14 +130,23 @@ class _Account:
 
     def add_gather(self, axes: Sequence[str], bytes_: float, times: float) -> None:
         """Add a gather of weights, phase by phase: each makes arrays that the later ones bring together."""
-        steps = phases(tuple(axes), self.plan) if self.problem.slice.chip.kind == "tpu" else (Phase(tuple(axes)),)
-        ranks = [len(step.groups[0]) if step.groups else self.over(step.axes).ranks for step in steps]
-        for place, step in enumerate(steps):
-            made = bytes_ / math.prod(ranks[place + 1 :])
+        steps = gather_phases(tuple(axes), self.plan) if self.on_torus else (Phase(tuple(axes)),)
+        self._add_phases("all_gather", steps[::-1], bytes_, times)
+
+    def add_scatter(self, axes: Sequence[str], bytes_: float, times: float) -> None:
+        """Add a reduce-scatter of weights' gradients, phase by phase: each leaves less for the later ones."""
+        steps = scatter_phases(tuple(axes), self.plan) if self.on_torus else (Phase(tuple(axes)),)
+        self._add_phases("reduce_scatter", steps, bytes_, times)
+
+    def _add_phases(self, kind: str, steps: Sequence[Phase], bytes_: float, times: float) -> None:
+        """Add phases, that of the largest arrays first."""
+        for step in steps:
+            ranks = len(step.groups[0]) if step.groups else self.over(step.axes).ranks
             if step.groups:
-                self._sent("all_gather", step.axes, "ici", made * times, ranks[place])
+                self._sent(kind, step.axes, "ici", bytes_ * times, ranks)
             else:
-                self.add("all_gather", step.axes, made, times)
+                self.add(kind, step.axes, bytes_, times)
+            bytes_ /= ranks
 
     def _sent(self, kind: str, axes: tuple[str, ...], level: str, bytes_: float, ranks: int) -> None:
         if ranks > 1:
@@ -146,7 +160,7 @@ def _weights(account: _Account, group: LayerGroup, runs: float) -> None:
     shards = sharding_axes(account.problem.stack)
     for parameters, axes in ((dense, shards), (routed, _routed(shards))):
         account.add_gather(axes, parameters * account.number_bytes, 2 * runs)
-        account.add("reduce_scatter", axes, parameters * account.number_bytes, runs)
+        account.add_scatter(axes, parameters * account.number_bytes, runs)
 
 
 def _routed(axes: Sequence[str]) -> tuple[str, ...]:
@@ -230,7 +244,7 @@ def _edges(account: _Account) -> None:
     size, axes = account.number_bytes / account.sizes["tensor"], sharding_axes(stack)
     apart = not architecture.tied or account.sizes["pipeline"] > 1
     account.add_gather(axes, (embedding + (not architecture.tied) * head) * size, account.edge_runs)
-    account.add("reduce_scatter", axes, (embedding + apart * head) * size, account.edge_runs)
+    account.add_scatter(axes, (embedding + apart * head) * size, account.edge_runs)
     account.add("all_gather", ["tensor"], account.block_bytes, 2 * account.edge_runs)
     account.add("reduce_scatter", ["tensor"], account.block_bytes, 2 * account.edge_runs)
     # Of each token the largest logit, and the sum of the exponents, in float32.

@@ -1,7 +1,6 @@
-"""Weights brought together over the mesh axes that shard them, in phases where the compiler would not gather at once.
+"""Weights brought together over the mesh axes that shard them, and their gradients scattered over these.
 
-`physics.phases` says which and why. Gradients go back in one reduction over the whole group, which uses all links at
-once.
+`physics.phases` says in which phases, and why.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from functools import partial
 import jax
 from jax.sharding import PartitionSpec
 
-from asap_ray.physics.phases import Phase, phases
+from asap_ray.physics.phases import Phase, gather_phases, scatter_phases
 from asap_ray.plan import Plan
+
+Phases = tuple[Phase, ...]
 
 
 def gathered(weight: jax.Array, shards: PartitionSpec, plan: Plan, torus: bool) -> jax.Array:
@@ -23,27 +24,35 @@ def gathered(weight: jax.Array, shards: PartitionSpec, plan: Plan, torus: bool) 
     for dimension, entry in enumerate(shards):
         axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
         if axes:
-            steps = phases(axes, plan) if torus else (Phase(axes),)
-            weight = _together(weight, axes, dimension, steps)
+            at_once = (Phase(axes),)
+            there = gather_phases(axes, plan) if torus else at_once
+            back = scatter_phases(axes, plan) if torus else at_once
+            weight = _together(weight, dimension, there, back)
     return weight
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _together(weight: jax.Array, axes: tuple[str, ...], dimension: int, steps: tuple[Phase, ...]) -> jax.Array:
-    for step in steps:
-        groups = [list(group) for group in step.groups] if step.groups else None
-        weight = jax.lax.all_gather(weight, step.axes, axis=dimension, tiled=True, axis_index_groups=groups)
+def _together(weight: jax.Array, dimension: int, there: Phases, back: Phases) -> jax.Array:
+    for phase in there:
+        weight = jax.lax.all_gather(weight, phase.axes, axis=dimension, tiled=True, axis_index_groups=_groups(phase))
     return weight
 
 
-def _forward(weight: jax.Array, axes: tuple[str, ...], dimension: int, steps: tuple[Phase, ...]) -> tuple:
-    return _together(weight, axes, dimension, steps), None
+def _forward(weight: jax.Array, dimension: int, there: Phases, back: Phases) -> tuple:
+    return _together(weight, dimension, there, back), None
 
 
-def _backward(axes: tuple[str, ...], dimension: int, steps: tuple[Phase, ...], _: None, gradient: jax.Array) -> tuple:
-    summed = jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True)
+def _backward(dimension: int, there: Phases, back: Phases, _: None, gradient: jax.Array) -> tuple:
+    for phase in back:
+        gradient = jax.lax.psum_scatter(
+            gradient, phase.axes, scatter_dimension=dimension, axis_index_groups=_groups(phase), tiled=True
+        )
     # The barrier keeps XLA:TPU from moving the reduction out of a loop that adds its results up, at which it may fail.
-    return (jax.lax.optimization_barrier(summed),)
+    return (jax.lax.optimization_barrier(gradient),)
+
+
+def _groups(phase: Phase) -> list[list[int]] | None:
+    return [list(group) for group in phase.groups] if phase.groups else None
 
 
 _together.defvjp(_forward, _backward)

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from asap_ray.layers import Attention, LatentAttention
 from asap_ray.trainer.attention import AttentionShape, attend
-from asap_ray.trainer.layers import Block, Norm, Turns, gather_sequence, matmul, rotated, scatter_sequence
+from asap_ray.trainer.layers import Block, Norm, Turns, gather_sequence, narrowed, rotated, scatter_sequence, widened
 from asap_ray.trainer.spec import Spec
 
 
@@ -23,17 +23,18 @@ class SelfAttention(Block):
         super().__init__(spec, stacked)
         a, d = spec.workload.architecture.attention, spec.workload.architecture.d_model
         assert isinstance(a, Attention)
-        self.query = self.weight(rngs, (d, a.heads, a.head_dim), ("embed", "heads", None))
-        self.key = self.weight(rngs, (d, a.kv_heads, a.head_dim), ("embed", "heads", None))
-        self.value = self.weight(rngs, (d, a.kv_heads, a.head_dim), ("embed", "heads", None))
-        self.out = self.weight(rngs, (a.heads, a.head_dim, d), ("heads", None, "embed"), scale=a.head_dim**-0.5)
+        wide, wide_kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        self.query, self.key, self.value = (
+            self.weight(rngs, (each, d), ("heads", "embed")) for each in (wide, wide_kv, wide_kv)
+        )
+        self.out = self.weight(rngs, (wide, d), ("heads", "embed"), inputs=wide)
         biased = (a.heads, a.kv_heads, a.kv_heads) if a.qkv_bias else ()
         self.biases = nnx.List([self.weight(rngs, (n, a.head_dim), ("heads", None), jnp.zeros) for n in biased])
         self.out_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if a.out_bias else None
         self.sinks = self.weight(rngs, (a.heads,), ("heads",), jnp.zeros) if a.sinks else None
         spans = a.qk_norm and a.qk_norm_span == "all"
         self.spans = "tensor" if spans and spec.sizes["tensor"] > 1 else ""
-        widths = (a.heads * a.head_dim, a.kv_heads * a.head_dim) if spans else (a.head_dim, a.head_dim)
+        widths = (wide, wide_kv) if spans else (a.head_dim, a.head_dim)
         self.query_norm = Norm(spec, stacked, rngs, widths[0]) if a.qk_norm else None
         self.key_norm = Norm(spec, stacked, rngs, widths[1]) if a.qk_norm else None
         self.how = shape_of(spec, window, a.head_dim)
@@ -41,7 +42,11 @@ class SelfAttention(Block):
     def __call__(self, x: jax.Array, turn: Turns) -> jax.Array:
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         x = gather_sequence(x, self.spec)
-        q, k, v = (matmul(x, self.whole(w), self.spec) for w in (self.query, self.key, self.value))
+        width = self.spec.workload.architecture.attention.qk_head_dim
+        q, k, v = (
+            widened(x, self.whole(w), self.spec).reshape(*x.shape[:2], -1, width)
+            for w in (self.query, self.key, self.value)
+        )
         if self.biases:
             q, k, v = (y + bias[...].astype(y.dtype) for y, bias in zip((q, k, v), self.biases, strict=True))
         if self.query_norm is not None and self.key_norm is not None:
@@ -71,15 +76,16 @@ class MultiLatentAttention(Block):
         a, d = spec.workload.architecture.attention, spec.workload.architecture.d_model
         assert isinstance(a, LatentAttention)
         self.a = a
-        self.query_down = self.weight(rngs, (d, a.q_lora_rank), ("embed", None)) if a.q_lora_rank else None
+        self.query_down = self.weight(rngs, (a.q_lora_rank, d), (None, "embed")) if a.q_lora_rank else None
         self.query_norm = Norm(spec, stacked, rngs, a.q_lora_rank) if a.q_lora_rank else None
-        names = ("latent" if a.q_lora_rank else "embed", "heads", None)
-        self.query_up = self.weight(rngs, (a.q_lora_rank or d, a.heads, a.qk_head_dim), names)
-        self.key_value_down = self.weight(rngs, (d, a.kv_lora_rank + a.rope_head_dim), ("embed", None))
+        names = ("heads", "latent" if a.q_lora_rank else "embed")
+        self.query_up = self.weight(rngs, (a.heads * a.qk_head_dim, a.q_lora_rank or d), names)
+        self.key_value_down = self.weight(rngs, (a.kv_lora_rank + a.rope_head_dim, d), (None, "embed"))
         self.key_value_norm = Norm(spec, stacked, rngs, a.kv_lora_rank)
-        up = (a.kv_lora_rank, a.heads, a.nope_head_dim + a.v_head_dim)
-        self.key_value_up = self.weight(rngs, up, ("latent", "heads", None))
-        self.out = self.weight(rngs, (a.heads, a.v_head_dim, d), ("heads", None, "embed"), scale=a.v_head_dim**-0.5)
+        up = (a.heads * (a.nope_head_dim + a.v_head_dim), a.kv_lora_rank)
+        self.key_value_up = self.weight(rngs, up, ("heads", "latent"))
+        wide = a.heads * a.v_head_dim
+        self.out = self.weight(rngs, (wide, d), ("heads", "embed"), inputs=wide)
         self.out_bias = None
         self.how = shape_of(spec, 0, a.qk_head_dim)
 
@@ -87,14 +93,16 @@ class MultiLatentAttention(Block):
         """The block's output for x [b, s, d], the sequence split over tensor in and out."""
         spec, a = self.spec, self.a
         if self.query_down is not None and self.query_norm is not None:
-            latent = self.query_norm(checkpoint_name(matmul(x, self.whole(self.query_down), spec), "query"))
+            latent = self.query_norm(checkpoint_name(widened(x, self.whole(self.query_down), spec), "query"))
         else:
             latent = x
-        q = matmul(gather_sequence(latent, spec), self.whole(self.query_up), spec)
-        down = checkpoint_name(matmul(x, self.whole(self.key_value_down), spec), "key_value")
+        q = widened(gather_sequence(latent, spec), self.whole(self.query_up), spec)
+        q = q.reshape(*q.shape[:2], -1, a.qk_head_dim)
+        down = checkpoint_name(widened(x, self.whole(self.key_value_down), spec), "key_value")
         narrow = jnp.concatenate([self.key_value_norm(down[..., : a.kv_lora_rank]), down[..., a.kv_lora_rank :]], -1)
         narrow = gather_sequence(narrow, spec)
-        kv = matmul(narrow[..., : a.kv_lora_rank], self.whole(self.key_value_up), spec)
+        kv = widened(narrow[..., : a.kv_lora_rank], self.whole(self.key_value_up), spec)
+        kv = kv.reshape(*kv.shape[:2], -1, a.nope_head_dim + a.v_head_dim)
         k, v = jnp.split(kv, [a.nope_head_dim], axis=-1)
         turned = rotated(narrow[..., None, a.kv_lora_rank :], turn)
         k = jnp.concatenate([k, jnp.broadcast_to(turned, (*k.shape[:-1], a.rope_head_dim))], axis=-1)
@@ -117,7 +125,6 @@ def shape_of(spec: Spec, window: int, width: int) -> AttentionShape:
 
 def _projected(block: SelfAttention | MultiLatentAttention, o: jax.Array) -> jax.Array:
     """The output projection of o [b, s, heads, width]."""
-    out = block.whole(block.out)
-    y = matmul(o.reshape(*o.shape[:2], -1), out.reshape(-1, out.shape[-1]), block.spec)
+    y = narrowed(o.reshape(*o.shape[:2], -1), block.whole(block.out), block.spec)
     y = checkpoint_name(scatter_sequence(y, block.spec), "out")
     return y if block.out_bias is None else y + block.out_bias[...].astype(y.dtype)

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from asap_ray import layers
 from asap_ray.trainer.fp8 import fp8_matmul
 from asap_ray.trainer.gather import gathered
 from asap_ray.trainer.sharding import GATHERED, Names
@@ -34,19 +35,25 @@ class Block(nnx.Module):
         shape: Sequence[int],
         names: Names,
         fill: Callable[..., jax.Array] | None = None,
-        scale: float = 1.0,
+        inputs: int = 0,
     ) -> nnx.Param:
-        """A float32 weight with its logical axes: normal with variance scale² / inputs, or what `fill` makes."""
-        stack = ((self.stacked,), ("layers",)) if self.stacked else ((), ())
-        whole, spec = (*stack[0], *shape), self.spec.rules.spec((*stack[1], *names), (*stack[0], *shape))
+        """A float32 weight with its logical axes: normal with variance 1 / inputs, or what `fill` makes.
+
+        A matrix has its wide dimension first, whichever of the two is summed over: see `Rules.of_matrix`.
+        """
+        rules, leading = self.spec.rules, (self.stacked,) if self.stacked else ()
+        if len(names) == 2 and names[1] in GATHERED:
+            lies, shards = rules.of_matrix(names, shape)
+        else:
+            lies = rules.spec(names, shape)
+            shards = PartitionSpec(*(axes if n in GATHERED else None for axes, n in zip(lies, names, strict=True)))
+        layers = tuple(rules.spec(("layers",), leading)) if leading else ()
+        whole = (*leading, *shape)
         if fill is None:
-            fan_in = math.prod(shape[:1]) if len(shape) > 1 else 1
-            value = jax.random.normal(rngs.params(), whole, jnp.float32) * (scale / math.sqrt(fan_in))
+            value = jax.random.normal(rngs.params(), whole, jnp.float32) / math.sqrt(inputs or shape[-1])
         else:
             value = fill(whole, jnp.float32)
-        together = [name in GATHERED for name in names]
-        parts = (axes if join else None for axes, join in zip(spec[len(stack[0]) :], together, strict=True))
-        return nnx.Param(value, spec=spec, shards=PartitionSpec(*parts))
+        return nnx.Param(value, spec=PartitionSpec(*layers, *lies), shards=shards)
 
     def whole(self, weight: nnx.Param, flat: bool = False) -> jax.Array:
         """A weight in the compute format, brought together over the axes that shard it beside tensor and pipeline.
@@ -110,12 +117,14 @@ def rotated(x: jax.Array, by: Turns) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def matmul(x: jax.Array, w: jax.Array, spec: Spec) -> jax.Array:
-    """x [..., k] times w [k, ...]: [..., *w.shape[1:]], in 8-bit numbers where the plan says so."""
-    k, shape = w.shape[0], (*x.shape[:-1], *w.shape[1:])
-    flat = w.reshape(k, -1)
-    product = fp8_matmul(x, flat) if spec.fp8 else jnp.einsum("...k,kn->...n", x, flat)
-    return product.reshape(shape)
+def widened(x: jax.Array, w: jax.Array, spec: Spec) -> jax.Array:
+    """x [..., narrow] times a matrix w [wide, narrow]: [..., wide], in 8-bit numbers where the plan says so."""
+    return fp8_matmul(x, w.T) if spec.fp8 else jnp.einsum("...k,nk->...n", x, w)
+
+
+def narrowed(x: jax.Array, w: jax.Array, spec: Spec) -> jax.Array:
+    """x [..., wide] times a matrix w [wide, narrow]: [..., narrow]."""
+    return fp8_matmul(x, w) if spec.fp8 else jnp.einsum("...k,kn->...n", x, w)
 
 
 def gather_sequence(x: jax.Array, spec: Spec) -> jax.Array:
@@ -135,30 +144,41 @@ def scatter_sequence(x: jax.Array, spec: Spec) -> jax.Array:
 
 
 class FeedForward(Block):
-    """A dense feed-forward block, gated (SwiGLU, arXiv 2002.05202) or with a GELU; columns split over tensor."""
+    """A dense feed-forward block, gated (SwiGLU, arXiv 2002.05202) or not; columns split over tensor."""
 
-    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs, width: int, gated: bool, bias: bool) -> None:
-        """A block of this width."""
+    def __init__(self, spec: Spec, stacked: int, rngs: nnx.Rngs, shape: layers.FeedForward) -> None:
+        """A block of this shape."""
         super().__init__(spec, stacked)
-        d = spec.workload.architecture.d_model
-        self.ups = nnx.List([self.weight(rngs, (d, width), ("embed", "mlp")) for _ in range(1 + gated)])
-        self.down = self.weight(rngs, (width, d), ("mlp", "embed"))
-        self.up_biases = nnx.List([self.weight(rngs, (width,), ("mlp",), jnp.zeros) for _ in range(1 + gated) if bias])
+        d, width, bias = spec.workload.architecture.d_model, shape.d_ff, shape.bias
+        wide = 2 if shape.gated else 1
+        self.ups = nnx.List([self.weight(rngs, (width, d), ("mlp", "embed")) for _ in range(wide)])
+        self.down = self.weight(rngs, (width, d), ("mlp", "embed"), inputs=width)
+        self.up_biases = nnx.List([self.weight(rngs, (width,), ("mlp",), jnp.zeros) for _ in range(wide) if bias])
         self.down_bias = self.weight(rngs, (d,), (None,), jnp.zeros) if bias else None
+        self.bend = BENDS[shape.activation or ("silu" if shape.gated else "gelu")]
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The block's output for x [b, s, d], the sequence split over tensor in and out; and that it drops nothing."""
         with jax.named_scope("mlp"):
             x = gather_sequence(x, self.spec)
-            hidden = [matmul(x, self.whole(up), self.spec) for up in self.ups]
+            hidden = [widened(x, self.whole(up), self.spec) for up in self.ups]
             if self.up_biases:
                 hidden = [h + bias[...].astype(h.dtype) for h, bias in zip(hidden, self.up_biases, strict=True)]
-            h = activated(*(checkpoint_name(h, "gate_up") for h in hidden))
-            y = scatter_sequence(matmul(checkpoint_name(h, "act"), self.whole(self.down), self.spec), self.spec)
+            h = activated([checkpoint_name(h, "gate_up") for h in hidden], self.bend)
+            y = scatter_sequence(narrowed(checkpoint_name(h, "act"), self.whole(self.down), self.spec), self.spec)
             y = y if self.down_bias is None else y + self.down_bias[...].astype(y.dtype)
             return y, jnp.zeros((), jnp.float32)
 
 
-def activated(*hidden: jax.Array) -> jax.Array:
-    """silu(gate) * up of two arrays [..., width], or the gelu of one."""
-    return jax.nn.silu(hidden[0]) * hidden[1] if len(hidden) == 2 else jax.nn.gelu(hidden[0])
+BENDS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+"""Activations by name."""
+
+
+def activated(hidden: Sequence[jax.Array], bend: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """bend(gate) * up of two arrays [..., width], or the bent one."""
+    return bend(hidden[0]) * hidden[1] if len(hidden) == 2 else bend(hidden[0])

@@ -25,7 +25,7 @@ def chunks_of(tokens: int, vocab: int) -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, split: int, vocab: int) -> jax.Array:
-    """This device's share of the summed loss: x [tokens, d], head [d, vocab / split], targets [tokens].
+    """This device's share of the summed loss: x [tokens, d], head [vocab / split, d], targets [tokens].
 
     The `split` ranks of the tensor axis hold the same tokens and each its part of the vocabulary; the sum of their
     shares is the loss of the tokens. `vocab` is the size without padding.
@@ -36,12 +36,12 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, split: int,
 def _forward(
     x: jax.Array, head: jax.Array, targets: jax.Array, split: int, vocab: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    first = jax.lax.axis_index("tensor") * head.shape[1] if split > 1 else 0
+    first = jax.lax.axis_index("tensor") * head.shape[0] if split > 1 else 0
 
     def chunk(carry: tuple[jax.Array, jax.Array], part: tuple[jax.Array, jax.Array]) -> tuple:
         (loss, dw), (rows, labels) = carry, part
-        logits = jnp.einsum("td,dv->tv", rows, head, preferred_element_type=jnp.float32)
-        columns = jnp.arange(head.shape[1]) + first
+        logits = jnp.einsum("td,vd->tv", rows, head, preferred_element_type=jnp.float32)
+        columns = jnp.arange(head.shape[0]) + first
         logits = jnp.where(columns < vocab, logits, -jnp.inf)
         top = _over(jnp.max(logits, axis=1), split, jax.lax.pmax)
         exponents = jnp.exp(logits - top[:, None])
@@ -50,11 +50,11 @@ def _forward(
         right = jnp.sum(jnp.where(hit, logits, 0.0), axis=1)  # on one rank alone; 0 on the others
         loss += jnp.sum((jnp.log(total) + top) / split - right)
         dlogits = (exponents / total[:, None] - hit).astype(x.dtype)
-        dx = jnp.einsum("tv,dv->td", dlogits, head)
-        return (loss, dw + jnp.einsum("td,tv->dv", rows, dlogits)), dx
+        dx = jnp.einsum("tv,vd->td", dlogits, head)
+        return (loss, dw + jnp.einsum("tv,td->vd", dlogits, rows)), dx
 
     with jax.named_scope("head"):
-        n = chunks_of(x.shape[0], head.shape[1])
+        n = chunks_of(x.shape[0], head.shape[0])
         parts = (x.reshape(n, -1, x.shape[1]), targets.reshape(n, -1))
         start = (jnp.zeros((), jnp.float32), jnp.zeros_like(head))
         if n == 1:

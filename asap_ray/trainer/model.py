@@ -91,7 +91,7 @@ class Layer(Block):
             self.mixer = Mixture(spec, stacked, rngs)
         else:
             assert model.ffn is not None
-            self.mixer = FeedForward(spec, stacked, rngs, model.ffn.d_ff, model.ffn.gated, model.ffn.bias)
+            self.mixer = FeedForward(spec, stacked, rngs, model.ffn)
         if model.norms_per_layer not in (2, 4):
             raise NotTrainedError(f"the trainer has no layer with {model.norms_per_layer} norms, only with 2 or 4")
         norms = [Norm(spec, stacked, rngs, model.d_model) for _ in range(model.norms_per_layer)]
@@ -129,7 +129,7 @@ class Decoder(Block):
             [nnx.List([Layer(spec, part.repeats, rngs, kind) for kind in part.kinds]) for part in segments(model)]
         )
         self.norm = Norm(spec, 0, rngs, model.d_model)
-        self.head = None if model.tied else self.weight(rngs, (model.d_model, self.vocab), ("embed", "vocab"))
+        self.head = None if model.tied else self.weight(rngs, (self.vocab, model.d_model), ("vocab", "embed"))
 
     @property
     def at(self) -> jax.Array:
@@ -178,7 +178,7 @@ class Decoder(Block):
         model, split = self.spec.workload.architecture, self.spec.sizes["tensor"]
         with jax.named_scope("head"):
             x = gather_sequence(self.norm(x), self.spec)
-            head = self.whole(self.embedding).T if self.head is None else self.whole(self.head)
+            head = self.whole(self.embedding if self.head is None else self.head)
             return cross_entropy(x.reshape(-1, model.d_model), head, targets.reshape(-1), split, model.vocab)
 
 

@@ -21,6 +21,9 @@ BATCH_AXES = ("data", "fsdp", "expert")
 GATHERED = ("embed", "latent", "expert_embed")
 """Logical axes whose shards are brought together where a weight is used; along the others it is used in parts."""
 
+ROW_TILE = 16
+"""Rows of 2-byte numbers that a TPU keeps together."""
+
 Names = tuple[str | None, ...]
 """The logical axis of each dimension of a weight; None is never sharded."""
 
@@ -29,8 +32,8 @@ Names = tuple[str | None, ...]
 class Rules:
     """Which mesh axes shard each logical axis of a weight, on a mesh of these sizes.
 
-    `embed` is d_model, `latent` the narrow inside of latent attention: both are split over the axes that shard dense
-    weights, `expert_embed` over those of them that shard routed experts. `heads`, `mlp` and `vocab` are split over the
+    `embed` is d_model, `latent` the narrow inside of latent attention: weights that have one of them are split over the
+    axes that shard dense weights, those with `expert_embed` over the ones that shard routed experts. `heads`, `mlp` and `vocab` are split over the
     tensor axis, `experts` over the expert axis, `layers` over the pipeline.
     """
 
@@ -43,8 +46,26 @@ class Rules:
         return axes if size % math.prod(self.sizes[axis] for axis in axes) == 0 else ()
 
     def spec(self, names: Names, shape: Sequence[int]) -> PartitionSpec:
-        """How a weight of a global shape lies on the mesh."""
+        """How a weight of a global shape lies on the mesh, dimension by dimension."""
         return PartitionSpec(*(self.axes(name, size) or None for name, size in zip(names, shape, strict=True)))
+
+    def of_matrix(self, names: Names, shape: Sequence[int]) -> tuple[PartitionSpec, PartitionSpec]:
+        """How a matrix [wide, narrow] lies on the mesh, and the axes of it that are brought together where it is used.
+
+        The tensor axis splits its wide dimension, and so do the axes that shard weights where each device then has
+        whole tiles of rows: a gather puts these one after the other. Else they split the narrow dimension, if it can be.
+        """
+        (wide, narrow), split = shape, self.axes(names[0], shape[0])
+        shards = tuple(axis for axis in self.mesh_axes.get(names[1] or "", ()) if self.sizes[axis] > 1)
+        ranks, rows = math.prod(self.sizes[axis] for axis in shards), wide
+        for axis in split:
+            rows //= self.sizes[axis]
+        by_rows = rows % (ranks * ROW_TILE) == 0 or (narrow % ranks and rows % ranks == 0)
+        if not shards or (not by_rows and narrow % ranks):
+            return PartitionSpec(split or None, None), PartitionSpec(None, None)
+        if by_rows:
+            return PartitionSpec((*split, *shards), None), PartitionSpec(shards, None)
+        return PartitionSpec(split or None, shards), PartitionSpec(None, shards)
 
 
 def rules(stack: Stack, sizes: Mapping[str, int]) -> Rules:
