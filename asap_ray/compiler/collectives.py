@@ -60,7 +60,8 @@ class Collective:
     """One collective: `bytes` is the whole array that is gathered, reduced or exchanged, or what is passed on.
 
     `axes` are the mesh axes over which members of a group differ, `exact` says whether a group is all of them.
-    `ranks` is the size of a group; `crosses` whether it spans slices, `inside` whether it spans devices of one.
+    `ranks` is the size of a group; `crosses` whether it spans slices, `inside` whether it spans devices of one. `links`
+    are the link axes of the slice, by number, along which members of a group differ; None where that is not known.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class Collective:
     inside: bool = True
     crosses: bool = False
     exact: bool = True
+    links: tuple[int, ...] | None = None
 
     @property
     def level(self) -> str:
@@ -108,6 +110,7 @@ class DeviceMesh:
         self.ici, self.dcn = np.array(plan.ici), plan.dcn
         self.coordinates = np.stack(np.unravel_index(np.arange(partitions), self.sizes), axis=1)  # [devices, axes]
         self.slices = np.stack(np.unravel_index(np.arange(int(np.prod(plan.dcn))), plan.dcn), axis=1)
+        self.steps = np.array(plan.layout) if plan.layout else None  # [axes, links]
 
     def axes_of(self, groups: np.ndarray) -> tuple[tuple[str, ...], bool, bool, bool]:
         """Axes that members of groups [groups, ranks] differ in; inside a slice, across; and whether they are whole."""
@@ -118,6 +121,17 @@ class DeviceMesh:
         inside = bool((within != within[:, :1]).any())
         whole = int(np.prod(np.array(self.sizes)[differs])) == groups.shape[1]
         return _names(differs), inside, crosses, whole
+
+    def links_of(self, groups: np.ndarray) -> tuple[int, ...] | None:
+        """Link axes of a slice along which members of groups [groups, ranks] differ."""
+        if self.steps is None:
+            return None
+        within = self.coordinates[groups] % self.ici  # [groups, ranks, axes]
+        found: set[int] = set()
+        for axis, steps in enumerate(self.steps):
+            along = np.stack(np.unravel_index(within[..., axis], steps), axis=-1)  # [groups, ranks, links]
+            found.update(np.flatnonzero((along != along[:, :1]).any(axis=(0, 1))).tolist())
+        return tuple(sorted(found))
 
     def axes_across(self, slices: Sequence[int]) -> tuple[str, ...]:
         """Axes that some slices, by number from 0, differ in."""
@@ -145,7 +159,16 @@ def collective(mesh: DeviceMesh, computation: Computation, instruction: Instruct
     axes, inside, crosses, exact = mesh.axes_of(groups)
     ranks = groups.shape[1]
     whole = given * ranks if kind == "all_gather" else given
-    return Collective(kind=kind, bytes=whole, ranks=ranks, axes=axes, inside=inside, crosses=crosses, exact=exact)
+    return Collective(
+        kind=kind,
+        bytes=whole,
+        ranks=ranks,
+        axes=axes,
+        inside=inside,
+        crosses=crosses,
+        exact=exact,
+        links=None if crosses else mesh.links_of(groups),
+    )
 
 
 def transfer(mesh: DeviceMesh, computation: Computation, send: Instruction) -> Collective:

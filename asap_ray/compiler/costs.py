@@ -78,7 +78,7 @@ class Costs:
         self.module, self.problem, self.plan, self.calibration = module, problem, plan, calibration
         self.chip = problem.slice.chip
         self.machine = Machine.achieved(self.chip, calibration)
-        self._links: dict[tuple[str, ...], Link] = {}
+        self._links: dict[tuple[tuple[str, ...], tuple[int, ...] | None], Link] = {}
 
     @cached_property
     def _meshes(self) -> Meshes:
@@ -181,9 +181,11 @@ class Costs:
         return Cost(category=moved.kind, seconds=float(np.sum(ici + dcn)), resources=tuple(resources))
 
     def _link(self, moved: Collective) -> Link:
-        if moved.axes not in self._links:
-            self._links[moved.axes] = axes_link(self.problem, self._meshes, moved.axes, self.calibration)
-        link, one = self._links[moved.axes], np.ones(1, np.int64)
+        part = None if moved.exact else moved.links
+        if (moved.axes, part) not in self._links:
+            made = axes_link(self.problem, self._meshes, moved.axes, self.calibration, part)
+            self._links[moved.axes, part] = made
+        link, one = self._links[moved.axes, part], np.ones(1, np.int64)
         if not moved.crosses:
             link = replace(link, n_dcn=one)
         elif not moved.inside:
@@ -197,6 +199,7 @@ class Costs:
         axes = self.problem.slice.axes
         members = [AXES.index(axis) for axis in moved.axes]
         used = [j for j in range(len(axes)) if self._meshes.table.factors[0, members, j].prod() > 1]
+        used = used if moved.links is None else [j for j in used if j in moved.links]
         one_way = moved.kind == "permute" and ascending is not None and all(axes[j].wrap for j in used)
         ways = (int(bool(ascending)),) if one_way else (0, 1)
         return [("ici", j, way) for j in used for way in ways]

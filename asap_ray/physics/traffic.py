@@ -117,9 +117,19 @@ def achieved_links(links: Mapping[str, Link], calibration: Calibration) -> dict[
     }
 
 
-def axes_link(problem: Problem, meshes: Meshes, axes: Sequence[str], calibration: Calibration) -> Link:
-    """The link of the groups that some whole mesh axes span together, as it is in use [meshes]."""
-    link = _Builder(problem.slice, meshes, bound=False).link(axes)
+def axes_link(
+    problem: Problem,
+    meshes: Meshes,
+    axes: Sequence[str],
+    calibration: Calibration,
+    links: Sequence[int] | None = None,
+) -> Link:
+    """The link of the groups that some mesh axes span together, as it is in use [meshes].
+
+    `links` are the slice's link axes along which a group lies, by number, where it is not all of these mesh axes.
+    """
+    builder = _Builder(problem.slice, meshes, bound=False)
+    link = builder.link(axes) if links is None else builder.along(axes, links)
     role = "shards" if {"data", "fsdp"} & set(axes) else "group"
     return achieved_links({role: link}, calibration)[role]
 
@@ -179,7 +189,21 @@ class _Builder:
     def link(self, axes: Sequence[str], sizes: tuple[np.ndarray, np.ndarray] | None = None, part: str = "both") -> Link:
         """The link of a group that spans some axes, or their outer or inner parts, of given sizes inside and across."""
         rates = self._rates(axes, part)
-        n_ici, n_dcn = sizes or (self._size(axes, "ici"), self._size(axes, "dcn"))
+        return self._made(rates, *(sizes or (self._size(axes, "ici"), self._size(axes, "dcn"))))
+
+    def along(self, axes: Sequence[str], links: Sequence[int]) -> Link:
+        """The link of a group inside a slice that takes of some axes only their steps along some link axes."""
+        factors = self.meshes.table.factors
+        member = np.array([axis in axes for axis in AXES])
+        out = np.ones_like(factors)
+        others = [j for j in range(factors.shape[2]) if j not in links]
+        out[:, :, others] = np.where(member[:, None], factors[:, :, others], 1)
+        steps = np.stack([out, factors // out], axis=2).reshape(len(factors), -1, factors.shape[2])
+        inside = [name and kept for name in member for kept in (False, True)]
+        size = np.where(np.array(inside)[:, None], steps, 1).prod(axis=(1, 2), dtype=np.int64)
+        return self._made(group_rates(self.slice.axes, steps, inside), size, np.ones_like(size))
+
+    def _made(self, rates: GroupRates, n_ici: np.ndarray, n_dcn: np.ndarray) -> Link:
         return Link(
             n_ici=n_ici,
             n_dcn=n_dcn,

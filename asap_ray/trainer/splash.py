@@ -7,7 +7,8 @@ they take the time of the next multiple.
 
 Tiles are as large as divides the sequence, up to `LARGEST`, or half of it where heads are wider than 128: the backward
 kernel's tiles must lie in 16 MB of VMEM. The gradient of q comes out of the kernel of k's and v's
-(5 matmuls instead of 7) as one partial sum for each key block, all of them in HBM: so only up to `MOST_PARTIALS`.
+(5 matmuls instead of 7) as one partial sum for each key block, all of them in HBM: so only up to `MOST_PARTIALS`, and
+of the largest tiles, for with smaller ones adding them up takes longer than two more matmuls.
 A chunk of a sequence that is no multiple of 128 runs in plain JAX.
 """
 
@@ -44,7 +45,7 @@ def block_sizes(queries: int, keys: int, width: int = LANES) -> splash.BlockSize
     largest = LARGEST if width <= LANES else LARGEST // 2
     q, kv = tile(queries, largest), tile(keys, largest)
     compute = tile(kv, LARGEST_COMPUTE)
-    fused = keys // kv <= MOST_PARTIALS
+    fused = keys == kv or (kv == LARGEST and keys // kv <= MOST_PARTIALS)
     return splash.BlockSizes(
         block_q=q,
         block_kv=kv,
