@@ -157,8 +157,13 @@ class Costs:
 
     def of_copy(self, computation: Computation, start: Instruction) -> Cost:
         """An asynchronous copy: what it moves between HBM and the core, or between the device and its host."""
-        made = start.arrays[1 if start.opcode.startswith(("slice", "dynamic-slice")) else 0]
-        source = computation.operands(start)[0].arrays[0]
+        given = computation.operands(start)
+        if start.opcode.startswith("dynamic-update-slice"):  # into a buffer goes what it is updated with
+            made, source = start.arrays[0], given[1].arrays[0]
+            made = replace(source, space=made.space)
+        else:
+            made = start.arrays[1 if start.opcode.startswith(("slice", "dynamic-slice")) else 0]
+            source = given[0].arrays[0]
         to_host = HOST in (made.space, source.space)
         moved = made.bytes * ((made.space == HBM) + (source.space == HBM))
         rate = self.machine.pcie_bytes_per_s if to_host else self.machine.hbm_bytes_per_s

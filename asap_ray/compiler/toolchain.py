@@ -19,8 +19,14 @@ TOO_OLD = ("v3",)
 HAVE_ONE = "TPUs from v4 on (v4, v5e, v5p, v6e, tpu7x) and NVIDIA GPUs from A100 on"
 EXTRAS = {"google": "tpu", "nvidia": "cuda"}
 _PACKAGE = Path(__file__).resolve().parent.parent
-TRAINER = ("trainer",)
-LOWERING = ("compiler/lower.py", "compiler/topology.py", "compiler/cuda.py", "compiler/refusal.py")
+TRAINER = ("trainer", "physics/phases.py")
+LOWERING = (
+    "compiler/lower.py",
+    "compiler/topology.py",
+    "compiler/cuda.py",
+    "compiler/targets.yaml",
+    "compiler/refusal.py",
+)
 
 
 def missing(chip: Chip) -> str:

@@ -64,7 +64,8 @@ def _over(steps: Sequence[tuple[str, int, int]], start: int, stop: int) -> list[
     whole: list[str] = []
     for axis in dict.fromkeys(axis for axis, _, _ in steps[start:stop]):
         before, inside, after = (
-            math.prod(n for name, _, n in part if name == axis) for part in (steps[:start], steps[start:stop], steps[stop:])
+            math.prod(n for name, _, n in part if name == axis)
+            for part in (steps[:start], steps[start:stop], steps[stop:])
         )
         if before * after == 1:
             whole.append(axis)

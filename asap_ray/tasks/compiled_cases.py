@@ -7,6 +7,7 @@ They are plans that use every mesh axis, and the plans of public runs on TPUs. W
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from asap_ray.report.leaderboard import csv_text
 from asap_ray.report.progress import progress
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping
+from asap_ray.tasks.bundles import load_bundles
 from asap_ray.tasks.compiling import OURS, in_our_trainer, workers
 from asap_ray.tasks.setting import load_chips
 from asap_ray.tiers.cache import default_cache
@@ -40,13 +42,15 @@ RESULTS = "results.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A plan that is compiled: a problem of our trainer, its constants, and the measured run that it is of, if any."""
+    """A plan that is compiled: a problem of our trainer, its constants, the measured run that it is of, if any, and the
+    bundles of flags that stand for those of the run."""
 
     model: str
     problem: Problem
     calibration: Calibration
     plan: Plan
     run: MeasuredRow | None = None
+    xla: tuple[str, ...] = ("default",)
 
     @property
     def row(self) -> str:
@@ -111,8 +115,15 @@ def cases(config: Config, runs: Mapping[str, MeasuredRow]) -> list[Case]:
         run = runs[name]
         problem = in_our_trainer(run.problem, ours)
         constants = calibration_of(problem.slice.chip, OURS, calibrations)
-        found.append(Case(model=run.model, problem=problem, calibration=constants, plan=run.plan, run=run))
+        xla = tuple(listed["xla"].get(name) or source_of(listed, run.source).get("xla") or ("default",))
+        found.append(Case(model=run.model, problem=problem, calibration=constants, plan=run.plan, run=run, xla=xla))
     return found
+
+
+def source_of(plans: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """What the list says of the runs of a source."""
+    found = (entry for entry in plans["sources"] if re.search(entry["match"], source, re.IGNORECASE))
+    return next(found, {})
 
 
 def compiled_anew(config: Config, wanted: Sequence[Case]) -> list[Recorded]:
@@ -137,7 +148,7 @@ def compiled_anew(config: Config, wanted: Sequence[Case]) -> list[Recorded]:
     for i, case in enumerate(wanted):
         one = found[i]
         assert one is not None
-        lines.append(recorded(one, case.problem, case.model, case.row))
+        lines.append(recorded(one, case.problem, case.model, case.row, "+".join(case.xla)))
     return lines
 
 
@@ -148,7 +159,10 @@ def _numbered(job: Job, number: int) -> Job:
 def _tier(config: Config, case: Case) -> Compile:
     folder = config.compile.cache
     cache = default_cache() if folder is None else Path(os.path.expanduser(folder)).absolute()
-    options = CompileOptions(timeout_s=config.compile.timeout_s, cache=cache)
+    chip = case.problem.slice.chip
+    bundles = load_bundles(case.xla, [chip], config.config_dir)
+    flags = {flag: value for bundle in bundles for flag, value in (bundle.flags_for(chip) or {}).items()}
+    options = CompileOptions(flags=flags, timeout_s=config.compile.timeout_s, cache=cache)
     return Compile(problem=case.problem, calibration=case.calibration, options=options)
 
 

@@ -7,10 +7,8 @@ record anew. The roofline's figures are worked out each time.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from asap_ray.config import Config
 from asap_ray.interchange.measured import MeasuredRow
@@ -20,7 +18,16 @@ from asap_ray.report.compiled_validation import Beside, CompiledAnswer, compiled
 from asap_ray.report.compiled_validation_outline import compiled_outline
 from asap_ray.report.files import write_whole
 from asap_ray.report.leaderboard import csv_text
-from asap_ray.tasks.compiled_cases import RESULTS, Case, cases, compiled_anew, load_plans, record_dir, write_record
+from asap_ray.tasks.compiled_cases import (
+    RESULTS,
+    Case,
+    cases,
+    compiled_anew,
+    load_plans,
+    record_dir,
+    source_of,
+    write_record,
+)
 from asap_ray.tasks.predictions import load_constants, load_mapper, map_rows, predict
 from asap_ray.tasks.running import begin, command_line, tell, versions, write_files
 from asap_ray.tiers.recorded import Recorded, read_record
@@ -67,7 +74,7 @@ def compared(config: Config, listed: list[Case], started: float) -> CompiledAnsw
         rows=tuple(rows),
         unrecorded=tuple(f"{case.row} {case.plan.line}".strip() for case in listed if case.key not in lines),
         left_out={entry["reason"]: entry["rows"] for entry in plans["left_out"]},
-        differs={name: text for name in sources if (text := _differs(plans, name))},
+        differs={name: text for name in sources if (text := source_of(plans, name).get("differs"))},
         record=path,
         command=command_line(),
         run_dir=config.run_path,
@@ -85,9 +92,3 @@ def _theirs(config: Config, runs: list[MeasuredRow]) -> Mapping[str, Estimate]:
 def _beside(case: Case, line: Recorded, theirs: Mapping[str, Estimate]) -> Beside:
     (estimate,) = Roofline(problem=case.problem, calibration=case.calibration).estimates([case.plan])
     return Beside(recorded=line, problem=case.problem, roofline=estimate, run=case.run, theirs=theirs.get(case.row))
-
-
-def _differs(plans: Mapping[str, Any], source: str) -> str:
-    """What the runs of a source and our trainer do not have in common."""
-    found = (entry["differs"] for entry in plans["sources"] if re.search(entry["match"], source, re.IGNORECASE))
-    return next(found, "")

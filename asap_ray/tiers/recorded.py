@@ -32,7 +32,7 @@ class Recorded:
     `row` is the id of the measured run that the plan is of, empty where it is of none. Bytes are of one device, None
     where the compiler came to no figure; `over_bytes` is what is missing of the memory. `flops` are of one device and
     step, as a model's own are counted, recomputation included; `unpredicted` is the share of all bytes on wires that
-    nobody predicted. `core_s` is what the compilation took on all cores together.
+    nobody predicted. `core_s` is what the compilation took on all cores together, `xla` names the bundles of flags.
     """
 
     row: str
@@ -53,6 +53,7 @@ class Recorded:
     unpredicted: float | None = None
     core_s: float | None = None
     compiled_with: str = ""
+    xla: str = ""
     digest: str = ""
 
     @property
@@ -81,12 +82,13 @@ class Recorded:
             "unpredicted_share": _short(self.unpredicted),
             "core_s": _short(self.core_s),
             "compiled_with": self.compiled_with,
+            "xla": self.xla,
             "digest": self.digest,
         }
 
 
-def recorded(found: Compiled, problem: Problem, model: str, row: str = "") -> Recorded:
-    """The line of a compilation of one of a problem's plans."""
+def recorded(found: Compiled, problem: Problem, model: str, row: str = "", xla: str = "default") -> Recorded:
+    """The line of a compilation of one of a problem's plans, with bundles of flags."""
     profile, seconds = found.profile, found.seconds
     moved = wires(profile.ops, predicted_collectives(problem, found.plan)) if profile else ()
     whole = sum(each.wire_bytes for each in moved)
@@ -109,6 +111,7 @@ def recorded(found: Compiled, problem: Problem, model: str, row: str = "") -> Re
         unpredicted=sum(each.wire_bytes for each in moved if not each.predicted) / whole if whole else None,
         core_s=seconds.get("cores") or sum(seconds.values()) or None,
         compiled_with=found.compiled_with,
+        xla=xla,
         digest=found.digest,
     )
 
@@ -141,6 +144,7 @@ def _read(row: Mapping[str, str]) -> Recorded:
         unpredicted=_number(row["unpredicted_share"]),
         core_s=_number(row["core_s"]),
         compiled_with=row["compiled_with"],
+        xla=row["xla"],
         digest=row["digest"],
     )
 
