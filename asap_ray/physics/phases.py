@@ -3,8 +3,8 @@
 XLA:TPU gathers over one or two link axes of a torus. Over three it has no all-gather and runs an all-reduce of zeros
 around each shard: twice the bytes, and seconds of compilation for each one. A reduce-scatter stays one over a single
 link axis; over several it becomes, for many slices and programs, an all-reduce of which each device keeps its part. So
-a group of more link axes goes in phases: a gather along the inner ones first, a scatter along the outer ones first. Each
-device sends as much in all as in one collective.
+a group of more link axes goes in phases: a gather along the inner ones first, a scatter along the outer ones first.
+Each device sends as much in all as in one collective.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def scatter_phases(axes: Sequence[str], plan: Plan) -> tuple[Phase, ...]:
 def phases(axes: Sequence[str], plan: Plan, links: int) -> tuple[Phase, ...]:
     """A group of mesh axes in parts of at most so many link axes each, the outermost first.
 
-    The steps of the axes along the links are cut from the outermost on, so that the outer parts, which move most, are as
-    large as can be. A group that crosses slices is one part.
+    The steps of the axes along the links are cut from the outermost on, so that the outer parts, which move most, are
+    as large as can be. A group that crosses slices is one part.
     """
     steps = [(axis, link, n) for axis in axes for link, n in enumerate(_steps(axis, plan)) if n > 1]
     if any(plan.dcn[AXES.index(axis)] > 1 for axis in axes) or len({link for _, link, _ in steps}) <= links:

@@ -33,8 +33,8 @@ class Rules:
     """Which mesh axes shard each logical axis of a weight, on a mesh of these sizes.
 
     `embed` is d_model, `latent` the narrow inside of latent attention: weights that have one of them are split over the
-    axes that shard dense weights, those with `expert_embed` over the ones that shard routed experts. `heads`, `mlp` and `vocab` are split over the
-    tensor axis, `experts` over the expert axis, `layers` over the pipeline.
+    axes that shard dense weights, those with `expert_embed` over the ones that shard routed experts. `heads`, `mlp` and
+    `vocab` are split over the tensor axis, `experts` over the expert axis, `layers` over the pipeline.
     """
 
     mesh_axes: Mapping[str, tuple[str, ...]]
@@ -53,7 +53,7 @@ class Rules:
         """How a matrix [wide, narrow] lies on the mesh, and the axes of it that are brought together where it is used.
 
         The tensor axis splits its wide dimension, and so do the axes that shard weights where each device then has
-        whole tiles of rows: a gather puts these one after the other. Else they split the narrow dimension, if it can be.
+        whole tiles of rows: a gather puts these one after the other. Else they split the narrow dimension, if they can.
         """
         (wide, narrow), split = shape, self.axes(names[0], shape[0])
         shards = tuple(axis for axis in self.mesh_axes.get(names[1] or "", ()) if self.sizes[axis] > 1)
