@@ -61,6 +61,17 @@ def test_part_of_an_axis_is_not_the_whole() -> None:
     assert mesh.axes_of(np.array([[0, 1], [2, 3], [4, 5], [6, 7]])) == (("fsdp",), True, False, False)
 
 
+def test_links_are_those_that_members_differ_along() -> None:
+    # fsdp's 64 ranks are 4 x 4 x 4, the last link innermost; tensor's two are next to each other on the first link.
+    plan = Plan.parse("fsdp=64@4.4.4 tensor=2@2.1.1 micro_batch=1 sequence_parallel=true remat=full")
+    mesh = DeviceMesh(plan, 128)
+    rank = lambda fsdp, tensor: fsdp * 2 + tensor  # noqa: E731
+    assert mesh.links_of(np.array([[rank(0, 0), rank(0, 1)]])) == (0,)
+    assert mesh.links_of(np.array([[rank(n, 0) for n in range(4)]])) == (2,)
+    assert mesh.links_of(np.array([[rank(4 * n, 1) for n in range(16)]])) == (0, 1)
+    assert DeviceMesh(Plan(ici=(1, 8, 1, 1, 1, 1)), 8).links_of(np.array([[0, 1]])) is None
+
+
 def test_a_gpu_program_numbers_all_domains() -> None:
     # fsdp is 2 inside a domain and 2 across, the domains outermost; tensor is 2 inside.
     mesh = DeviceMesh(Plan(ici=(1, 2, 1, 1, 1, 2), dcn=(1, 2, 1, 1, 1, 1)), 8)

@@ -9,6 +9,7 @@ import pytest
 from asap_ray.architecture import architecture_from_mapping
 from asap_ray.hardware import parse_slice
 from asap_ray.physics.roofline import Pricer
+from asap_ray.physics.traffic import axes_link
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.settings import load_group
@@ -91,3 +92,16 @@ def test_a_pipeline_sends_whole_tensors_unless_stack_or_sequence_splits_them(
     block = 4096 * 4096 * 2
     expected = 4 * 2 * (block / parts / 50e9 + gathers * 7 / 8 * block / 450e9)
     assert found.time_parts["pipeline"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_part_of_an_axis_has_the_links_that_it_lies_on(physics):
+    # 64 devices of v5p as 4x4x4, each axis a ring: a gather within 4 of them on one axis gets two links of 100 GB/s,
+    # within 16 on two axes four, within all six.
+    problem = physics.problem("llama2_7b", "v5p:4x4x4", "ours", 64, 2048)
+    meshes = Space(problem=problem).columns([Plan.parse("fsdp=64@4.4.4 micro_batch=1 remat=full")]).meshes
+    for links, ranks in (((2,), 4), ((0, 1), 16), ((0, 1, 2), 64)):
+        link = axes_link(problem, meshes, ["fsdp"], PERFECT, links)
+        assert link.n_ici.tolist() == [ranks]
+        assert link.gather_bytes_per_s.tolist() == [pytest.approx(2 * len(links) * 100e9)]
+    whole = axes_link(problem, meshes, ["fsdp"], PERFECT)
+    assert whole.gather_bytes_per_s.tolist() == [pytest.approx(600e9)]

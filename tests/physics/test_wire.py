@@ -109,10 +109,14 @@ def test_a_torus_gathers_over_three_link_axes_in_two_phases() -> None:
     assert found["all_gather", ("context",), "ici"] == whole / 16 * 3 / 4
     assert found["all_gather", ("fsdp",), "ici"] == whole * 15 / 16
     assert ("all_gather", ("fsdp", "context"), "ici") not in found
-    assert found["reduce_scatter", ("fsdp", "context"), "ici"] == (4 * LAYER + EDGES) * 2 * 63 / 64
+    # Gradients go back along one link axis at a time, the outermost first: 3/4 of all, 3/4 of what is left, …
+    gradients = (4 * LAYER + EDGES) * 2
+    assert found["reduce_scatter", ("fsdp",), "ici"] == pytest.approx(gradients * (3 / 4 + 3 / 16))
+    assert found["reduce_scatter", ("context",), "ici"] == pytest.approx(gradients / 16 * 3 / 4)
     # One mesh axis over all three is split inside, and sends what one gather would: 63 shards.
     found = predicted("v5p:4x4x4", "fsdp=64@4.4.4 micro_batch=1 remat=full")
     assert found["all_gather", ("fsdp",), "ici"] == pytest.approx(whole * 63 / 64)
+    assert found["reduce_scatter", ("fsdp",), "ici"] == pytest.approx(gradients * 63 / 64)
 
 
 def test_nodes_of_gpus_run_one_collective_for_all_ranks() -> None:
