@@ -196,6 +196,35 @@ def test_gpu_ops_are_priced_by_physics(module: Read) -> None:
     assert 1.0 < cost.seconds / (cost.flops / peak) < 2.5
 
 
+UPDATE = """HloModule m, is_scheduled=true, num_partitions=1
+
+ENTRY %main (p: bf16[32,8,128], u: bf16[1,8,128], i: s32[]) -> bf16[32,8,128] {{
+  %p = bf16[32,8,128]{{2,1,0:S({space})}} parameter(0)
+  %u = bf16[1,8,128]{{2,1,0}} parameter(1)
+  %i = s32[] parameter(2)
+  %start = ((bf16[32,8,128]{{2,1,0:S({space})}}, bf16[1,8,128]{{2,1,0}}, s32[]), \
+bf16[32,8,128]{{2,1,0:S({space})}}, u32[]) dynamic-update-slice-start(%p, %u, %i)
+  ROOT %done = bf16[32,8,128]{{2,1,0:S({space})}} dynamic-update-slice-done(%start)
+}}
+"""
+
+
+@pytest.mark.parametrize("space", [0, 5])
+def test_an_update_of_a_buffer_moves_the_update_alone(space: int) -> None:
+    # One layer's 8 x 128 numbers of 2 bytes go into a stack of 32: on the host (space 5), or in HBM, read and written.
+    problem, plan = planned("v5e:1x1", "")
+    module = parse(UPDATE.format(space=space))
+    costs = Costs(module, problem, plan, calibrated(problem))
+    entry = module.computations[module.entry]
+    (start,) = [op for op in entry.instructions if op.opcode == "dynamic-update-slice-start"]
+    found, machine = costs.of_copy(entry, start), costs.machine
+    moved = 8 * 128 * 2
+    assert found.seconds == pytest.approx(
+        moved / machine.pcie_bytes_per_s if space else 2 * moved / machine.hbm_bytes_per_s
+    )
+    assert found.hbm_bytes == (moved if space else 2 * moved)
+
+
 def test_two_ways_round_a_ring_do_not_wait_for_each_other(profiled: Profiled, module: Read) -> None:
     # On v5p:2x2x4 no axis is a ring: windows that go both ways round share links, and the second waits for the first.
     ops = [op for op in profiled("collective_matmul").ops if op.category == "permute"]
