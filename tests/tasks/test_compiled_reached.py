@@ -39,9 +39,9 @@ def test_the_roofline_lets_nothing_through_that_is_much_too_big(reached: Compile
 
 def test_compiled_steps_agree_with_measured_ones(reached: CompiledAnswer) -> None:
     found = reached.steps()[-1][1][COMPILER]
-    assert found.n >= 7
+    assert found.n >= 20
     assert found.median_ape is not None
-    assert found.median_ape <= 0.29
+    assert found.median_ape <= 0.15
 
 
 def test_every_listed_plan_is_on_record(reached: CompiledAnswer) -> None:

@@ -52,6 +52,13 @@ class TestMemory:
             }
         )
 
+    def test_what_lies_on_the_host_is_no_memory_of_the_device(self) -> None:
+        # A compiler's peak of a program that offloads is the host's: 900 of 1000 here; temporaries are 80 at most.
+        offloaded = MEMORY | {"peak": 1000, "host": 900, "temporaries": 80}
+        parts = memory_parts(replace(BUILD, memory=offloaded))
+        assert parts["temporaries"] == 80
+        assert sum(parts.values()) == pytest.approx(100 + 5 + 80 + 7)
+
     def test_they_sum_to_what_a_device_needs(self) -> None:
         assert tier().read(outcome(tier(), value=BUILD)).hbm_bytes == pytest.approx(135 + 7)
 
