@@ -21,8 +21,8 @@ from asap_ray.tiers.parts import time_parts
 from asap_ray.tiers.roofline import Roofline
 
 SLOWEST, FASTEST = 1.12, 1.27
-"""How much longer and how much shorter than compiled a measured step may be: of 21 public runs whose plans were compiled
-with our trainer none lies outside (docs/accuracy.md, the compile tier)."""
+"""How much longer and how much shorter than compiled a measured step may be: of 21 public runs whose plans were
+compiled with our trainer none lies outside (docs/accuracy.md, the compile tier)."""
 STATE = ("weights", "optimizer")
 """Parts of a train state that are told apart in memory; the rest (batch, step count) is `arguments`."""
 

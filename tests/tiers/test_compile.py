@@ -110,7 +110,7 @@ class TestOutcomes:
 
     def test_every_result_names_trainer_and_compiler(self) -> None:
         names = tier().read(outcome(tier(), value=BUILD)).compiled_with
-        assert names.split(", ")[0] == f"ours@{toolchain.source_hash(('trainer',))[:8]}"
+        assert names.split(", ")[0] == f"ours@{toolchain.source_hash(toolchain.TRAINER)[:8]}"
         assert ", jax " in names
         assert ", libtpu " in names
         assert "jax-cuda12-pjrt" in tier("h100x8").read(outcome(tier("h100x8"), value=BUILD)).compiled_with
