@@ -197,13 +197,16 @@ def _sharded_state(
     problem: Problem, state: StateShards, dense: np.ndarray, routed: np.ndarray, c: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     bytes_of, zero = problem.stack.state, c["zero"]
-    # A loop over a pipeline holds, besides the sum, what a tick picked of the weights or its gradient.
-    sums = problem.stack.sums_bytes * ((c["accumulation"] > 1).astype(float) + (c["pipeline"] > 1))
+    # One loop over a pipeline adds each tick's gradients to their sum at once. On TPUs it also holds what a tick picked
+    # of the weights or its gradient; XLA:GPU reads and adds in place.
+    looped = (c["pipeline"] > 1) & (problem.stack.sums_bytes > 0)
+    copies = ((c["accumulation"] > 1) | looped).astype(float) + looped * (problem.slice.chip.kind == "tpu")
+    sums, own = problem.stack.sums_bytes * copies, np.where(looped, 0.0, bytes_of.gradients)
     dense_shard, routed_shard = dense / state.dense_shards, routed / state.routed_shards
     spread = dense_shard / state.dense_replicas + routed_shard / state.routed_replicas
     whole = dense_shard + routed_shard
     return {
-        "gradients": bytes_of.gradients * np.where(zero >= 2, spread, whole) + sums * whole,
+        "gradients": own * np.where(zero >= 2, spread, whole) + sums * whole,
         "optimizer": bytes_of.optimizer * np.where(zero >= 1, spread, whole),
     }
 

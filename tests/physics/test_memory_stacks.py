@@ -143,3 +143,22 @@ def test_gradients_of_a_layer_pass_through_its_backward_pass(physics):
     found = parts(physics, problem, "data=8 zero=1 micro_batch=1 accumulation=1 remat=full")
     layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
     assert found["passing"] == pytest.approx(2 * layer + 2 * 2048 * 3 * 11008, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("slice_", "line", "bytes_each"),
+    # Bytes of gradients for each parameter of our trainer on a rank of fsdp=4: 2 of one micro-batch, 4 more of a sum
+    # over several; a pipeline's loop adds up at once, and on a TPU holds what a tick picked besides.
+    [
+        ("h100x8", "data=2 fsdp=4 micro_batch=1 accumulation=1", 2),
+        ("h100x8", "data=2 fsdp=4 micro_batch=1 accumulation=2", 2 + 4),
+        ("h100x8", "fsdp=4 pipeline=2 schedule=gpipe micro_batch=1 accumulation=4", 4),
+        ("v5e:2x4", "fsdp=4@2.2 pipeline=2@1.2 schedule=gpipe micro_batch=1 accumulation=4", 4 + 4),
+    ],
+)
+def test_our_loops_hold_their_sums(physics, slice_, line, bytes_each):
+    batch = 4 * int(line.rsplit("=", 1)[1]) * (2 if "data=2" in line else 1)
+    problem = physics.problem("llama3_8b", slice_, "ours", batch, 4096)
+    layers, edges = 32 * 218_103_808, 2 * 128256 * 4096  # which lie on every stage; norms are left out
+    held = layers / (2 if "pipeline" in line else 1) + edges
+    assert parts(physics, problem, f"{line} remat=full")["gradients"] == pytest.approx(bytes_each * held / 4, rel=2e-3)
