@@ -8,7 +8,7 @@ Searchers see the pool through masks [plans], so that whatever closes a plan can
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -185,7 +185,7 @@ class _Chunk:
     parts: np.ndarray
 
     def take(self, mask: np.ndarray) -> _Chunk:
-        return _Chunk(self.rows.take(mask), *(getattr(self, name)[mask] for name in self.__slots__[1:]))
+        return _Chunk(self.rows.take(mask), *(getattr(self, each.name)[mask] for each in fields(self)[1:]))
 
 
 def _priced(pricer: Pricer, rows: PlanColumns) -> _Chunk:
