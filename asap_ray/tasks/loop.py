@@ -66,16 +66,16 @@ class Loop:
 
     def run(self) -> str:
         """Search; returns why nothing more is tried."""
-        while (reason := self._spent() or self.searcher.finished()) is None:
-            candidates = self.searcher.ask(self._room())
-            if not candidates:
+        asked: list[Candidate] = []
+        while (reason := self._spent() or (None if asked else self.searcher.finished())) is None:
+            asked = asked or self._ask()
+            if not asked:
                 reason = "no plan is left to try"
                 break
-            self.rounds += 1
-            self.listener.stands(self.where, self.rounds, self._best_s, self._gap, self.clock.left_s)
-            self._pass_on()
-            found = self.trials.run([self._wanted(each) for each in candidates])
-            self._take(candidates, found)
+            # A budget may end a round early; what the round is does not hang on it, so that more budget goes on there.
+            room = self._room()
+            now, asked = asked[:room], asked[room:]
+            self._take(now, self.trials.run([self._wanted(each) for each in now]))
             self._pass_on()
         words = f"{self._plans()}{self._count_words()}: {reason}"
         self.listener.told(self.where, "stop", {"reason": reason, "rounds": self.rounds, "trials": dict(self.ended)})
@@ -91,6 +91,15 @@ class Loop:
     def ended(self) -> Counter[str]:
         """How many trials have ended in each way."""
         return Counter(each.status for each in self.results)
+
+    def _ask(self) -> list[Candidate]:
+        """A round of candidates, told to whoever listens."""
+        candidates = self.searcher.ask(self.width)
+        if candidates:
+            self.rounds += 1
+            self.listener.stands(self.where, self.rounds, self._best_s, self._gap, self.clock.left_s)
+        self._pass_on()
+        return candidates
 
     def _take(self, candidates: Sequence[Candidate], found: Sequence[Tried]) -> None:
         by_number = {each.number: each for each in found}
@@ -121,12 +130,11 @@ class Loop:
         return max(self._best_s / float(self.pool.floor_s.min()) - 1.0, 0.0)
 
     def _room(self) -> int:
-        """Trials that the next round may have."""
-        complete, all_ = self.budget.complete, self.budget.trials
+        """Trials of a round that may run now."""
+        complete, all_, done = self.budget.complete, self.budget.trials, len(self.results)
         left = [self.width]
-        if complete is not None:
-            left += [complete - self.ended["complete"], ATTEMPTS * complete - len(self.results)]
-        return min([*left, *([] if all_ is None else [all_ - len(self.results)])])
+        left += [] if complete is None else [complete - self.ended["complete"], ATTEMPTS * complete - done]
+        return min([*left, *([] if all_ is None else [all_ - done])])
 
     def _spent(self) -> str | None:
         """Which budget is spent, or that nothing comes of it."""

@@ -77,7 +77,7 @@ def test_each_outcome_is_an_event_and_the_answer_can_be_rebuilt(
     assert (kinds[:3], kinds[-4:]) == (["start", "swept", "certificate"], ["stop", "compiled", "certificate", "answer"])
     counts = Counter(kinds)
     assert counts["tried"] == counts["trial"] == counts["proposal"] == counts["verdict"] == 3
-    assert counts["round"] == 2
+    assert counts["round"] == 1
     assert [event["compiled"]["status"] for event in events if event["kind"] == "tried"].count("failed") == 1
     assert [event["output"] for event in events if event["kind"] == "tried" and event["output"]] == ["why"]
     assert summary(record.answer_of(events, Path("run").absolute())) == found
