@@ -116,9 +116,10 @@ class CompileConfig:
     )
     timeout_s: float = field(default=900.0, metadata=_help("seconds after which a compilation is given up"))
     xla: list[str] = field(
-        default_factory=lambda: ["default"],
+        default_factory=lambda: ["auto"],
         metadata=_help(
-            "bundles of compiler flags of conf/xla/: plans are compiled with the first, the best two with each"
+            "bundles of compiler flags of conf/xla/: plans are compiled with the first, the best two with each; auto is "
+            "async on TPUs, as trainers set it there, else default"
         ),
     )
 

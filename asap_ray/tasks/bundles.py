@@ -11,6 +11,9 @@ from asap_ray.errors import ConfigError
 from asap_ray.settings import load_group
 
 
+AUTO = "auto"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
     """Flags that belong together: what they are for, their values by chip or kind of chip, and where they are from.
@@ -66,15 +69,18 @@ def _written(flag: str, value: object) -> str:
 
 
 def load_bundles(names: Sequence[str], chips: Sequence[Chip], config_dir: str | None) -> list[Bundle]:
-    """The bundles of `compile.xla`, in the order given.
+    """The bundles of `compile.xla`, in the order given; `auto` is the one that trainers set on TPUs, where all are TPUs.
 
     Raises:
         ConfigError: there is no bundle of a name, or it is not for one of the chips.
     """
     known = {name: bundle_from_mapping(name, given) for name, given in load_group("xla", config_dir).items()}
+    usual = "async" if all(chip.kind == "tpu" for chip in chips) else "default"
+    names = list(dict.fromkeys(usual if name == AUTO else name for name in names))
     for name in names:
         if name not in known:
-            raise ConfigError("compile.xla", name, f"allowed: {', '.join(known)}", known)
+            allowed = (AUTO, *known)
+            raise ConfigError("compile.xla", name, f"allowed: {', '.join(allowed)}", allowed)
         for chip in chips:
             if known[name].flags_for(chip) is None:
                 fit = [each for each, bundle in known.items() if bundle.flags_for(chip) is not None]
