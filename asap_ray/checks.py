@@ -200,7 +200,8 @@ def _check_recompile(config: Config) -> None:
         text = "not with tiers=[compile]: the record is of the tables that are carried"
         raise ConfigError("validate.tables", config.validate.tables, text)
     if config.compile.xla != Config().compile.xla:
-        raise ConfigError("compile.xla", config.compile.xla, "not for task=validate: the record has the bundles of its list")
+        text = "not for task=validate: the record has the bundles of its list"
+        raise ConfigError("compile.xla", config.compile.xla, text)
 
 
 def check_search(config: Config) -> None:

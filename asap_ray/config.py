@@ -118,8 +118,8 @@ class CompileConfig:
     xla: list[str] = field(
         default_factory=lambda: ["auto"],
         metadata=_help(
-            "bundles of compiler flags of conf/xla/: plans are compiled with the first, the best two with each; auto is "
-            "async on TPUs, as trainers set it there, else default"
+            "bundles of compiler flags of conf/xla/: plans are compiled with the first, the best two with each; auto "
+            "is async on TPUs, as trainers set it there, else default"
         ),
     )
 

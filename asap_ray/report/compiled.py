@@ -114,7 +114,7 @@ def best_facts(answer: Answer, one: SliceAnswer, found: Compilation) -> Iterator
         return
     now = best.compiled.estimate
     yield "plan", now.plan.line
-    if best.bundle != found.base:
+    if best.bundle != "default":
         yield "flags", f"bundle {best.bundle}"
     yield from beside_facts(one.slice, now, best.roofline)
     if one.priced is not None and one.priced.plan != now.plan:

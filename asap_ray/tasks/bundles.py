@@ -10,7 +10,6 @@ from asap_ray.chip import Chip
 from asap_ray.errors import ConfigError
 from asap_ray.settings import load_group
 
-
 AUTO = "auto"
 
 
@@ -69,7 +68,7 @@ def _written(flag: str, value: object) -> str:
 
 
 def load_bundles(names: Sequence[str], chips: Sequence[Chip], config_dir: str | None) -> list[Bundle]:
-    """The bundles of `compile.xla`, in the order given; `auto` is the one that trainers set on TPUs, where all are TPUs.
+    """The bundles of `compile.xla`, in the order given; `auto` is the one that trainers set, where all are TPUs.
 
     Raises:
         ConfigError: there is no bundle of a name, or it is not for one of the chips.
