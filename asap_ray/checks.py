@@ -21,6 +21,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "tune": "find the plan with the shortest step on each slice, and say why",
         "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
+        "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
     }
@@ -33,7 +34,7 @@ LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "agents": ("llm", "policy"),
     }
 )
-LATER_KEYS = ("scenario", "compare.tables", "compare.seeds")
+LATER_KEYS = ("compare.tables", "compare.seeds")
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),

@@ -168,6 +168,9 @@ class Config:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     stack: dict[str, Any] = field(default_factory=dict, metadata=_help("the trainer that the plan is for, by name"))
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    scenario: dict[str, Any] = field(
+        default_factory=dict, metadata=_help("a published case to take up, by name: what it started from and came to")
+    )
     plan: str | None = field(default=None, metadata=_help("the plan to explain, in one line; null explains the best"))
     baseline: str | None = field(
         default=None, metadata=_help("a plan in one line, or a file with one, to compare with")
@@ -261,7 +264,8 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
     if config.task in MODEL_FREE:
         label = config.task
     else:
-        label = "-".join((config.model_name, "+".join(config.hardware.slices), config.stack_name))
+        subject = str(config.scenario["name"]) if config.task == "scenario" else config.model_name
+        label = "-".join((subject, "+".join(config.hardware.slices), config.stack_name))
     name = re.sub(r"[^\w.+-]+", "_", label)
     forbidden = sorted(json.dumps(entry, sort_keys=True, default=str) for entry in config.space.forbid)
     space = {**asdict(config.space), "forbid": forbidden, "numerics": sorted(config.space.numerics)}

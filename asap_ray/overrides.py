@@ -30,7 +30,7 @@ from asap_ray.config import MODEL_FREE, Config, default_run_dir
 from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
-GROUPS = ("model", "stack")
+GROUPS = ("model", "stack", "scenario")
 SHORT = {"hardware": "hardware.slices", "search": "search.method"}
 """Sections that stand for one of their keys."""
 OPEN = ("model", "stack", "space.fix")  # mappings whose entries are checked by their owners
@@ -118,11 +118,16 @@ def configure(words: Sequence[str]) -> Config:
     chosen = [word.key for word in parsed if word.key in GROUPS]
     if twice := next((word for word in parsed if chosen.count(word.key) > 1), None):
         raise ConfigError(twice.key, twice.text, "given more than once")
+    if {"model", "scenario"} <= {*chosen}:
+        model = next(word for word in parsed if word.key == "model")
+        raise ConfigError("+model", model.text, "not with +scenario, which names its own")
     overrides = [_to_hydra(word, config_dir) for word in parsed]
     if config_dir:
         place = QuotedString(f"file://{Path(config_dir).absolute()}", quote=Quote.single)
         overrides.append(f"hydra.searchpath=[{place.with_quotes()}]")
     config = to_config(_compose(overrides), {word.key: word.text for word in parsed if word.key in GROUPS})
+    if config.task == "scenario" and not config.scenario:
+        raise ConfigError("+scenario", "", f"one of {', '.join(setting_files('scenario', config_dir))}")
     if not config.model and config.task not in MODEL_FREE:
         names = ", ".join(setting_files("model", config_dir))
         raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
@@ -211,7 +216,7 @@ def _to_hydra(word: Word, config_dir: str | None) -> str:
         names = tuple(setting_files(word.key, config_dir))
         if str(word.parsed.value()) not in names:
             raise ConfigError(word.key, word.text, f"allowed: {', '.join(names)}", names)
-        return f"{'+' if word.key == 'model' else ''}{word.key}={word.parsed.value()}"
+        return f"{'' if word.key == 'stack' else '+'}{word.key}={word.parsed.value()}"
     key = SHORT.get(word.key, word.key)
     return f"++{key}={(word.parsed.input_line or '').partition('=')[2]}"
 

@@ -39,6 +39,7 @@ def help_text(config_dir: str | None = None) -> str:
         "tasks:\n" + _table(TASKS.items()),
         "models (+model=NAME, or +model.hf_config=PATH of a Hugging Face config.json):\n" + _models(config_dir),
         "slices (hardware=NAME, or a list in brackets):\n" + _slices(config_dir),
+        "scenarios (+scenario=NAME, each with its model, hardware and space):\n" + _names("scenario", config_dir),
         "stacks (stack=NAME):\n" + _names("stack", config_dir),
         "bundles of compiler flags (compile.xla=NAME, or a list in brackets):\n" + _bundles(config_dir),
         "keys and defaults:\n" + _table((f"{key}={default}", text) for key, default, text in _keys()),
@@ -94,7 +95,7 @@ def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str
         if "help" not in field.metadata:
             assert isinstance(factory, type)
             yield from _keys(factory, f"{key}.")
-        elif key not in ("model", "stack", *LATER_KEYS):
+        elif key not in ("model", "stack", "scenario", *LATER_KEYS):
             default = factory() if factory is not dataclasses.MISSING else field.default
             names = f" ({', '.join(NAMES[key])})" if key in NAMES else ""
             yield key.removesuffix(".slices").removesuffix(".method"), _written(default), field.metadata["help"] + names
