@@ -23,13 +23,14 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
         "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
+        "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
     }
 )
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("compare", "nightly", "export", "show", "launch", "doctor"),
+        "task": ("compare", "nightly", "export", "launch", "doctor"),
         "tiers": ("run", "command", "replay"),
         "agents": ("llm", "policy"),
     }
@@ -65,6 +66,11 @@ TEXTS = (
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
 COMPILING = (*BUDGETS, "ray.address", "compile.workers", "compile.cache", "compile.timeout_s", "compile.xla")
 """Keys that only the compile tier reads."""
+MODELS_OF: Mapping[str, str] = {
+    **dict.fromkeys(("validate", "calibrate"), "rows name their own models"),
+    "show": "it tells what is in run_dir",
+}
+"""Where tasks that take no model have theirs from."""
 MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"
 
@@ -126,7 +132,7 @@ def check_model(config: Config) -> None:
     """A model is named or read from a file, not both."""
     if config.task in MODEL_FREE:
         if config.model:
-            raise ConfigError("+model", config.model_name, f"not for task={config.task}: rows name their own models")
+            raise ConfigError("+model", config.model_name, f"not for task={config.task}: {MODELS_OF[config.task]}")
         return
     if not config.model:
         raise ConfigError("+model", "", "a model is needed")
@@ -225,8 +231,14 @@ def check_config_dir(config_dir: str | None) -> str | None:
     return config_dir
 
 
+def check_show(config: Config) -> None:
+    """What is to be shown is named."""
+    if config.task == "show" and config.run_dir is None:
+        raise ConfigError("run_dir", None, "for task=show, the directory of a run")
+
+
 def check_run_dir(config: Config) -> None:
-    """The run directory exists or can be made."""
+    """The run directory exists or can be made; to be shown it need not be writable."""
     places = (config.run_path, *config.run_path.parents)
     try:
         blocked = [place for place in places if place.exists() and not place.is_dir()]
@@ -235,7 +247,7 @@ def check_run_dir(config: Config) -> None:
     if blocked:
         raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
     nearest = next(place for place in places if place.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if config.task != "show" and not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError("run_dir", config.run_path, f"a folder, but {nearest} cannot be written to")
 
 
@@ -258,6 +270,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_tables,
     check_compile,
     check_search,
+    check_show,
     check_run_dir,
 )
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate", "calibrate")
+MODEL_FREE = ("validate", "calibrate", "show")
 """Tasks that need neither a model nor hardware."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from asap_ray.observation import Observation
     from asap_ray.physics.estimate import Estimate
     from asap_ray.plan import Plan
+    from asap_ray.report.rounds import Round
     from asap_ray.tiers.compiled import Compiled
     from asap_ray.workload import Workload
 
@@ -59,7 +60,7 @@ class Compilation:
 
     `trials` are in the order in which they were known, those with the first bundle of flags (`base`) before the others.
     `refused` counts plans of the shortlist that our trainer has no program for, by rule; `stopped` says why no more
-    were compiled. `observed` is what the best plan's program shows.
+    were compiled. `observed` is what the best plan's program shows. `rounds` is what the agents decided.
     """
 
     base: str
@@ -67,6 +68,7 @@ class Compilation:
     refused: Mapping[str, int] = field(default_factory=dict)
     stopped: str = ""
     observed: Observation | None = None
+    rounds: tuple[Round, ...] = ()
 
     @property
     def ranked(self) -> tuple[Tried, ...]:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 NEXT_PLANS = 5
 TOO_BIG_PLANS = 3
-FILES = ("report.html", "summary.json", "leaderboard.csv", "leaderboard.json", "leaderboard.md")
+DERIVED = ("trials.parquet", "optuna.journal")
+FILES = ("report.html", "summary.json", "leaderboard.csv", "leaderboard.json", "leaderboard.md", *DERIVED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
 from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.tasks.rounds import rounds_of
 from asap_ray.tiers.compiled import Compiled
 from asap_ray.workload import Workload
 
@@ -135,25 +136,49 @@ def answer_of(events: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
     Raises:
         ValueError: the last run has no answer.
     """
-    first = max((i for i, event in enumerate(events) if event["kind"] == "start"), default=None)
-    last = events[-1] if events else None
-    if first is None or last is None or last["kind"] != "answer":
+    last = last_run(events)
+    if not last or last[-1]["kind"] != "answer":
         raise ValueError("the last run of this ledger has no answer")
-    start, run = events[first], events[first:]
+    return answer_so_far(last, run_dir)
+
+
+def last_run(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The events of the last run that a ledger holds: a command that was started again writes on in the same file."""
+    first = max((i for i, event in enumerate(events) if event["kind"] == "start"), default=len(events))
+    return events[first:]
+
+
+def answer_so_far(run: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
+    """What the events of one run come to, whether or not it has ended; a slice has to be priced by then."""
+    start, last = run[0], run[-1]
     baseline = next((event["estimate"] for event in run if event["kind"] == "baseline"), None)
     certificates = {event["slice"]: event["certificate"] for event in run if event["kind"] == "certificate"}
-    trials = [_read_tried(event) for event in run if event["kind"] == "tried"]
-    compilations = {event["slice"]: _read_compilation(event, trials) for event in run if event["kind"] == "compiled"}
     job = {**start["workload"], "architecture": architecture_from_mapping(start["workload"]["architecture"])}
     kept = ("versions", "wall_s", "stop_reason", "trials", "resumed", "agents", "llm")
+    ended = last if last["kind"] == "answer" else {"versions": start["versions"], "wall_s": 0.0, "stop_reason": ""}
+    compilations = _compilations(run)
     return Answer(
         **{name: start[name] for name in ("task", "model", "stack", "seed", "command")},
-        **{name: last[name] for name in kept},
+        **{name: ended[name] for name in kept if name in ended},
         workload=Workload(**job),
         slices=tuple(_slice_answer(event, certificates, compilations) for event in run if event["kind"] == "swept"),
         baseline=_read_estimate(baseline) if baseline else None,
         run_dir=run_dir,
     )
+
+
+def _compilations(run: Sequence[Mapping[str, Any]]) -> dict[str, Compilation]:
+    """What a compiler said of each slice by then; slices of which nothing was compiled or asked for are missing."""
+    trials = [read_tried(event) for event in run if event["kind"] == "tried" and "trial" in event]
+    found: dict[str, Mapping[str, Any]] = {}
+    for event in run:
+        if event["kind"] == "round":  # goes on, as long as no event says that all is done
+            found.setdefault(event["slice"], {})
+        elif event["kind"] in ("tried", "trial"):  # the first is with the bundle of all
+            found[event["slice"]] = {"base": event["bundle"], **found.get(event["slice"], {})}
+        elif event["kind"] == "compiled":
+            found[event["slice"]] = event
+    return {where: _read_compilation(where, event, run, trials) for where, event in found.items()}
 
 
 def finished(events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]) -> list[Tried]:
@@ -163,7 +188,7 @@ def finished(events: Iterable[Mapping[str, Any]], workload: Workload, stack: Map
         if event["kind"] == "start":
             alike = event.get("workload") == job and event["config"]["stack"] == stack
         elif event["kind"] == "tried" and alike and "trial" in event:
-            found.append(_read_tried(event))
+            found.append(read_tried(event))
     return found
 
 
@@ -175,7 +200,8 @@ def _job(workload: Workload) -> dict[str, Any]:
     return job
 
 
-def _read_tried(event: Mapping[str, Any]) -> Tried:
+def read_tried(event: Mapping[str, Any]) -> Tried:
+    """A trial as its event tells it."""
     estimate, told = event["estimate"], event["compiled"]
     roofline = _read_estimate(event["roofline"])
     given = {name: value for name, value in told.items() if name in COMPILED_FIELDS and name != "plan"}
@@ -198,11 +224,13 @@ def _read_tried(event: Mapping[str, Any]) -> Tried:
     )
 
 
-def _read_compilation(event: Mapping[str, Any], trials: Iterable[Tried]) -> Compilation:
-    here = tuple(sorted((each for each in trials if each.where == event["slice"]), key=lambda each: each.number))
-    observed = read_observation(event["observed"]) if event["observed"] else None
-    given = {name: event[name] for name in ("base", "refused", "stopped")}
-    return Compilation(**given, trials=here, observed=observed)
+def _read_compilation(
+    where: str, event: Mapping[str, Any], run: Sequence[Mapping[str, Any]], trials: Iterable[Tried]
+) -> Compilation:
+    here = tuple(sorted((each for each in trials if each.where == where), key=lambda each: each.number))
+    observed = read_observation(event["observed"]) if event.get("observed") else None
+    given = {name: event[name] for name in ("base", "refused", "stopped") if name in event}
+    return Compilation(**{"base": "", **given}, trials=here, observed=observed, rounds=rounds_of(run, where))
 
 
 def _slice_answer(

@@ -24,8 +24,10 @@ from asap_ray.report.files import write_report
 from asap_ray.report.live import live
 from asap_ray.report.terminal import announce, show, show_priced
 from asap_ray.tasks import record
+from asap_ray.tasks.derived import write_derived
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.recorder import Recorder
+from asap_ray.tasks.rounds import rounds_of
 from asap_ray.tasks.running import (
     command_line,
     open_run,
@@ -75,6 +77,8 @@ def run(config: Config) -> int:
         answer = _searched(config, setting, compiling, answer, ledger, before, stream, started)
     write_files(config, lambda: write_report(answer, config.run_path))
     record.answered(ledger, answer)
+    if compiling is not None:
+        write_files(config, lambda: write_derived(list(ledger.events()), config.run_path))
     show(
         answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=compiling is not None
     )
@@ -118,7 +122,7 @@ def _searched(
             recorder=Recorder(ledger, shown),
             before={key_of(each): each for each in finished},
         )
-        slices = search.run(answer.slices)
+        slices = tuple(_with_rounds(each, ledger) for each in search.run(answer.slices))
     for each in slices:
         record.compiled(ledger, each)
         if each.certificate is not None:
@@ -136,6 +140,14 @@ def _searched(
         wall_s=time.monotonic() - started,
         versions=versions(compiling=True),
     )
+
+
+def _with_rounds(found: SliceAnswer, ledger: Ledger) -> SliceAnswer:
+    """With what the agents decided, as the ledger has it."""
+    if found.compilation is None:
+        return found
+    rounds = rounds_of(record.last_run(list(ledger.events())), found.slice.name)
+    return replace(found, compilation=replace(found.compilation, rounds=rounds))
 
 
 def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger) -> tuple[SliceAnswer, ...]:

@@ -1,0 +1,183 @@
+"""A search as blocks: rounds with diagnosis, proposals and verdicts, who removed what, how good predictions were."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from asap_ray.diagnosis import Diagnosis, diagnose, diagnose_observed
+from asap_ray.report import sentences, units
+from asap_ray.report.answer import Compilation, SliceAnswer, Tried
+from asap_ray.report.compiled import NOT_COMPILED
+from asap_ray.report.outline import Block, Grid
+from asap_ray.report.rounds import Proposed, Round
+
+MASKS = {
+    "tried": "tried by then",
+    "memory": "would not fit, by what trials needed",
+    "floor": "floor above the best trial's step",
+    "narrowed": "shares the mechanism of a fault",
+}
+
+
+def search_blocks(one: SliceAnswer) -> Iterator[Block]:
+    """Everything that was decided on a slice; none where no agents searched."""
+    found = one.compilation
+    if found is None:
+        return
+    for each in found.rounds:
+        yield round_block(each, found, one.slice.name)
+    if rows := closed_rows(one, found):
+        grid = Grid(header=("by", "what", "plans", "why"), rows=tuple(rows), words=("by", "what", "why"))
+        yield Block(title=f"What rules and agents removed on {one.slice.name}", grid=grid)
+    if rows := accuracy_rows(found):
+        header = ("figure", "predicted by", "trials", "observed over predicted", "off by", "at most", "in interval")
+        yield Block(
+            title=f"Predicted against observed on {one.slice.name}",
+            grid=Grid(header=header, rows=tuple(rows), words=("figure", "predicted by")),
+        )
+
+
+def round_block(each: Round, found: Compilation, where: str) -> Block:
+    """One round: what was known before it, what was tried and why, and what came of it."""
+    before = best_before(each, found)
+    facts = [("best so far", best_words(before))] if before else []
+    facts.append(("open", open_words(each)))
+    for one in each.proposed:
+        if one.hypothesis:
+            verdict = f"{one.status}: {one.verdict}" if one.status else predicted(one)
+            facts.append((f"trial {one.trial}", f"{one.hypothesis}; {verdict}"))
+    for refusal in each.refusals:
+        card = f" by {refusal['card']}" if refusal["card"] else ""
+        facts.append(("refused", f"{refusal['plan']} of {refusal['author']}{card}: {refusal['reason']}"))
+    facts += [("fault", fault["text"]) for fault in each.faults]
+    facts += [("narrowed", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.narrowings]
+    facts += [("opened again", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.lifted]
+    return Block(title=f"Round {each.number} on {where}", grid=round_grid(each, found), facts=tuple(facts))
+
+
+def round_grid(each: Round, found: Compilation) -> Grid:
+    """What was tried in a round: who asked, what was expected, and what came of it."""
+    header = ("trial", "by", "card", "expected", "came to", "verdict", "plan")
+    trials = {tried.number: tried for tried in found.trials}
+    rows = tuple(
+        (
+            *(str(one.trial), one.author, one.card),
+            units.seconds(one.expected_s),
+            _came_to(trials.get(one.trial)),
+            one.status,
+            one.plan,
+        )
+        for one in each.proposed
+    )
+    return Grid(header=header, rows=rows, words=("by", "card", "came to", "verdict", "plan"))
+
+
+def _came_to(tried: Tried | None) -> str:
+    if tried is None:
+        return "no trial yet"
+    now = tried.compiled.estimate
+    return units.seconds(now.step_time_s) if now else NOT_COMPILED[tried.compiled.status]
+
+
+def predicted(one: Proposed) -> str:
+    """What a proposal says that its profile will show."""
+    return f"{one.field} is predicted between {units.seconds(one.low_s)} and {units.seconds(one.high_s)}"
+
+
+def best_before(each: Round, found: Compilation) -> Tried | None:
+    """The fastest trial of the rounds before one."""
+    first = min((one.trial for one in each.proposed), default=len(found.trials))
+    return next((tried for tried in found.ranked if tried.number < first), None)
+
+
+def best_words(tried: Tried) -> str:
+    """A trial's step and what bounds it."""
+    now, diagnosis = tried.compiled.estimate, diagnosis_of(tried)
+    assert now is not None
+    bound = f", {sentences.bound_line(diagnosis)}" if diagnosis else ""
+    return f"{units.seconds(now.step_time_s)} in trial {tried.number}{bound}"
+
+
+def diagnosis_of(tried: Tried) -> Diagnosis | None:
+    """What bounds a trial's step, by its profile where there is one."""
+    if tried.observed is not None:
+        return diagnose_observed(tried.observed)
+    return diagnose(tried.compiled.estimate) if tried.compiled.estimate else None
+
+
+def open_words(each: Round) -> str:
+    """How many plans a round could choose from, and what had closed the others."""
+    closed = ", ".join(f"{name} {units.count(n)}" for name, n in each.closed.items() if n)
+    return f"{units.count(each.open)} plans{f'; closed: {closed}' if closed else ''}"
+
+
+def closed_rows(one: SliceAnswer, found: Compilation) -> list[tuple[str, str, str, str]]:
+    """Who took how many plans out, and why: the rules of legality, our trainer, the agents."""
+    legal, program = "not legal", "asap_ray's trainer has no program"
+    rows = [
+        ("rule", rule, units.count(n), legal if rule != "memory" else "too big by the roofline")
+        for rule, n in sentences.removed(one)
+    ]
+    rows += [("trainer", rule, units.count(n), program) for rule, n in found.refused.items()]
+    refusals = Counter((each["author"], _kind(each["reason"])) for one in found.rounds for each in one.refusals)
+    rows += [("verifier", f"proposals of {name}", units.count(n), reason) for (name, reason), n in refusals.items()]
+    if found.rounds:
+        last = found.rounds[-1]
+        rows += [
+            ("coordinator", name, units.count(n), f"{MASKS.get(name, name)}, in round {last.number}")
+            for name, n in last.closed.items()
+            if n
+        ]
+    for each in found.rounds:
+        rows += [(n["author"], n["name"], units.DASH, f"round {each.number}: {n['reason']}") for n in each.narrowings]
+        rows += [
+            (n["author"], f"{n['name']} opened again", units.DASH, f"round {each.number}: {n['reason']}")
+            for n in each.lifted
+        ]
+    return rows
+
+
+def _kind(reason: str) -> str:
+    """A reason without the figures and plans that tell one refusal from the next."""
+    return reason.split(",")[0].split(":")[0]
+
+
+def accuracy_rows(found: Compilation) -> list[tuple[str, ...]]:
+    """How well each tier and the agents foretold what trials came to."""
+    done = [each for each in found.trials if each.compiled.estimate is not None and each.bundle == found.base]
+    if not done:
+        return []
+    steps = [(each.roofline.step_time_s, _step(each)) for each in done]
+    inside = [each.roofline.interval_s[0] <= _step(each) <= each.roofline.interval_s[1] for each in done]
+    memory = [(each.roofline.hbm_bytes, each.compiled.hbm_bytes) for each in done if each.compiled.hbm_bytes]
+    rows = [
+        ("step", "roofline", *_errors(steps), units.percent(sum(inside) / len(inside))),
+        *([("memory", "roofline", *_errors(memory), units.DASH)] if memory else []),
+    ]
+    trials = {each.number: each for each in done}
+    made = [each for one in found.rounds for each in one.proposed if each.expected_s and each.trial in trials]
+    if made:
+        expected = [(each.expected_s or 0.0, _step(trials[each.trial])) for each in made]
+        judged = [each.status == "confirmed" for each in made if each.status in ("confirmed", "refuted")]
+        held = units.percent(sum(judged) / len(judged)) if judged else units.DASH
+        rows.append(("step", "agents, as trials correct it", *_errors(expected), held))
+    return rows
+
+
+def _step(tried: Tried) -> float:
+    assert tried.compiled.estimate is not None
+    return tried.compiled.estimate.step_time_s
+
+
+def _errors(pairs: Sequence[tuple[float, float]]) -> tuple[str, str, str, str]:
+    """How many pairs of predicted and observed, the median ratio, the median and largest error relative to observed."""
+    ratios = [observed / predicted for predicted, observed in pairs]
+    off = [abs(predicted / observed - 1.0) for predicted, observed in pairs]
+    return (
+        str(len(pairs)),
+        units.times(statistics.median(ratios)),
+        units.percent(statistics.median(off)),
+        units.percent(max(off)),
+    )
