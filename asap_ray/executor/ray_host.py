@@ -23,11 +23,12 @@ from typing import Any, NoReturn
 import ray
 from ray.job_config import JobConfig
 
-from asap_ray.executor.local import told
-from asap_ray.executor.ray_process import ask, sweep
+from asap_ray.executor.local import GRACE_S, told
+from asap_ray.executor.ray_end import ask, become_sweep, end
 
 STORE_BYTES = 100_000_000
 """Size of the object store, which only results go through; larger ones go to the disk. Ray takes 79 MB at least."""
+QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 LEAVE_S = 5.0
 """How long it may take to leave a cluster."""
 PARTS = ("raylet", "gcs_server")
@@ -88,22 +89,26 @@ class _Host:
     def leave(self, kind: str = "", reason: str = "") -> NoReturn:
         """End this process and, on this machine, all that it has started: jobs are asked first, as elsewhere.
 
+        Another thread may be starting Ray at this time, so this one puts the sweep in the place of all.
+
         Args:
             kind: lost or unreachable, where the command is to be told.
             reason: why, in one line.
         """
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is at it, and ends this process
-        if kind:
-            self.line.tell(kind, " ".join(reason.split())[:500])
-        if self.own:
-            ask(self.folder)
-        else:
-            leaving = threading.Thread(target=ray.shutdown, daemon=True)  # the cluster ends what runs for this driver
-            leaving.start()
-            leaving.join(LEAVE_S)
-        sweep(self.folder)
-        os._exit(0)
+        try:
+            if kind:
+                self.line.tell(kind, " ".join(reason.split())[:500])
+            if self.own:
+                ask(self.folder, GRACE_S)
+            else:
+                leaving = threading.Thread(target=ray.shutdown, daemon=True)  # the cluster ends what runs for us
+                leaving.start()
+                leaving.join(LEAVE_S)
+            become_sweep(self.folder)
+        finally:
+            os._exit(1)  # not reached, unless something failed: the command, if there is one, sweeps too
 
     def leave_when(self, handles: list[int], kind: str = "", reason: str = "") -> None:
         """End as soon as one of these processes has ended."""
@@ -111,7 +116,7 @@ class _Host:
 
 
 def main(options: dict[str, Any]) -> NoReturn:
-    """Run until the end; see `ray_process` for the options."""
+    """Run until the end; `ray_start.started` has the options."""
     os.set_inheritable(options["line"], False)
     own = options["address"] is None
     line = Line(Connection(options["line"]), list(sys.path) if own else None)
@@ -137,10 +142,17 @@ def main(options: dict[str, Any]) -> NoReturn:
 
 
 def _connect(options: Mapping[str, Any]) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if options["address"]:
-        ray.init(address=options["address"], **quiet)
+        ray.init(address=options["address"], **QUIET)
         return
+    try:
+        _begin(options)
+    except Exception:  # Ray gives its raylet half a minute, which a machine that is busy on all cores may not do in
+        end(Path(options["folder"]))
+        _begin(options)
+
+
+def _begin(options: Mapping[str, Any]) -> None:
     ray.init(
         address="local",
         num_cpus=options["cores"],
@@ -150,7 +162,7 @@ def _connect(options: Mapping[str, Any]) -> None:
         _temp_dir=options["folder"],
         # A worker puts each before the others.
         job_config=JobConfig(_py_driver_sys_path=sys.path[::-1]),
-        **quiet,
+        **QUIET,
     )
 
 

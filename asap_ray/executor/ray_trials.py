@@ -67,8 +67,14 @@ class Answers(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
         """A trial whose worker was lost, and again when Tune tried once more."""
-        lines = str(trial.get_error() or "").split("\n")
-        self._jobs.told(trial.trial_id, f"its Ray worker was lost twice: {lines[0].strip()}")
+        self._jobs.told(trial.trial_id, f"its Ray worker was lost twice: {_last_error(trial)}")
+
+
+def _last_error(trial: Trial) -> str:
+    """What Ray says of a trial's last failure, in one line: `Trial.get_error` looks where it is not copied to yet."""
+    lines = Path(trial.error_file).read_text().split("\n") if trial.error_file else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "Ray does not say why")
+    return last.partition(" Some common causes")[0]
 
 
 class JobTrial(tune.Trainable):

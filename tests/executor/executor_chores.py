@@ -92,8 +92,21 @@ def deaf(marker: str) -> None:
     time.sleep(600)
 
 
-def wait_forever(marker: str) -> None:
+def wait_forever(marker: str) -> int:
     _write(marker, str(os.getpid()))
+    time.sleep(600)
+    return os.getpid()
+
+
+def waits_the_first_time(marker: str, second: str) -> int:
+    """Waits until it is ended, unless a file says that this is the second time; returns its process."""
+    if Path(second).exists():
+        return os.getpid()
+    return wait_forever(marker)
+
+
+def kills_its_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)
 
 

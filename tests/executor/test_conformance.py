@@ -14,7 +14,7 @@ import pytest
 from asap_ray.errors import ConfigError
 from asap_ray.executor.local import Local
 from asap_ray.executor.protocol import Executor
-from asap_ray.executor.ray_process import below
+from asap_ray.executor.ray_end import below
 from asap_ray.executor.ray_tasks import RayTasks
 from asap_ray.executor.ray_tune import RayTune
 from asap_ray.executor.simulated import Recorded, Simulated
