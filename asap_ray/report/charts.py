@@ -10,10 +10,11 @@ from typing import Any
 from asap_ray.report.answer import SliceAnswer
 from asap_ray.report.bars import memory_chart, time_chart
 from asap_ray.report.roofline_chart import roofline_chart
+from asap_ray.report.search_chart import search_chart
 from asap_ray.report.space_map import map_chart
 from asap_ray.workload import Workload
 
-PICTURES = ("time", "memory", "roofline", "map")
+PICTURES = ("search", "time", "memory", "roofline", "map")
 
 
 def charts(answer: SliceAnswer, workload: Workload, points: int) -> dict[str, dict[str, Any]]:
@@ -22,6 +23,8 @@ def charts(answer: SliceAnswer, workload: Workload, points: int) -> dict[str, di
     `points` is how many plans the map may hold, so that a page with many slices stays small.
     """
     found: dict[str, dict[str, Any]] = {}
+    if answer.compilation and answer.compilation.trials:
+        found["search"] = search_chart(answer.compilation)
     if answer.ranked:
         found["time"] = time_chart(answer)
         found["roofline"] = roofline_chart(answer, workload)

@@ -19,8 +19,10 @@ from asap_ray.report.charts import PICTURES, charts
 from asap_ray.report.compiled import slice_blocks
 from asap_ray.report.leaderboard import plan_id
 from asap_ray.report.observed import observed_blocks
-from asap_ray.report.outline import Grid, ranking
+from asap_ray.report.outline import Block, Grid, ranking
 from asap_ray.report.roofline_chart import roof_colours
+from asap_ray.report.search import round_words, search_blocks
+from asap_ray.report.search_chart import author_colours
 
 if TYPE_CHECKING:
     import jinja2
@@ -67,6 +69,8 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
         "space": sentences.space_line(one),
         "removed": removed(one),
         "compiled": compiled(answer, one),
+        "search": search(one),
+        "authors": author_colours(one.compilation) if one.compilation else {},
         "leaders": leaders(one),
         "too_big": too_big(one),
         "time_parts": shown_parts("time", one),
@@ -105,7 +109,27 @@ def compiled(answer: Answer, one: SliceAnswer) -> list[dict[str, Any]]:
     blocks = [*slice_blocks(answer, one, one.compilation)]
     if one.compilation.observed is not None:
         blocks += observed_blocks(one.compilation.observed)
-    return [{"title": each.title, "grid": each.grid, "facts": each.facts} for each in blocks]
+    return [_shown_block(each) for each in blocks]
+
+
+def _shown_block(block: Block) -> dict[str, Any]:
+    return {"title": block.title, "grid": block.grid, "facts": block.facts}
+
+
+def search(one: SliceAnswer) -> dict[str, Any]:
+    """How the search went: its rounds, which a reader opens one by one, and the tables about all of them."""
+    found = one.compilation
+    rounds = found.rounds if found else ()
+    names = [f"Round {each.number}" for each in rounds]
+    blocks = list(search_blocks(one))
+    return {
+        "rounds": [
+            {**_shown_block(block), "title": name, "head": round_words(each, found)}
+            for block, name, each in zip(blocks, names, rounds, strict=False)
+            if found
+        ],
+        "tables": [_shown_block(each) for each in blocks[len(rounds) :]],
+    }
 
 
 def why(answer: SliceAnswer, baseline: Estimate | None) -> list[tuple[str, list[str]]]:

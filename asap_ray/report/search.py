@@ -32,7 +32,15 @@ def search_blocks(one: SliceAnswer) -> Iterator[Block]:
         grid = Grid(header=("by", "what", "plans", "why"), rows=tuple(rows), words=("by", "what", "why"))
         yield Block(title=f"What rules and agents removed on {one.slice.name}", grid=grid)
     if rows := accuracy_rows(found):
-        header = ("figure", "predicted by", "trials", "observed over predicted", "off by", "at most", "in interval")
+        header = (
+            "figure",
+            "predicted by",
+            "trials",
+            "observed over predicted",
+            "median error",
+            "largest",
+            "in interval",
+        )
         yield Block(
             title=f"Predicted against observed on {one.slice.name}",
             grid=Grid(header=header, rows=tuple(rows), words=("figure", "predicted by")),
@@ -55,6 +63,19 @@ def round_block(each: Round, found: Compilation, where: str) -> Block:
     facts += [("narrowed", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.narrowings]
     facts += [("opened again", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.lifted]
     return Block(title=f"Round {each.number} on {where}", grid=round_grid(each, found), facts=tuple(facts))
+
+
+def round_words(each: Round, found: Compilation) -> str:
+    """A round in one line: what it began with, and how its proposals fared."""
+    before = best_before(each, found)
+    diagnosis = diagnosis_of(before) if before else None
+    words = [f"best so far {_came_to(before)}"] if before else ["nothing tried yet"]
+    words += [f"bound by {sentences.RESOURCES.get(diagnosis.bound, diagnosis.bound)}"] if diagnosis else []
+    ends = Counter(one.status for one in each.proposed if one.status)
+    words += [f"{len(each.proposed)} trials"] + [f"{n} {status}" for status, n in ends.items()]
+    words += [f"{len(each.refusals)} refused"] if each.refusals else []
+    words += [f"{len(each.faults)} faults"] if each.faults else []
+    return ", ".join(words)
 
 
 def round_grid(each: Round, found: Compilation) -> Grid:

@@ -15,8 +15,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from asap_ray.plan import Plan
-from asap_ray.tasks import compiling
+from asap_ray.report.answer import Answer
+from asap_ray.report.search import search_blocks
+from asap_ray.tasks import compiling, tune
 from asap_ray.tasks.derived import COLUMNS, JOURNAL, TABLE
+from asap_ray.tasks.record import answer_of
 from tests.tasks.pretend import Pretend
 
 RUN = ("+model=tiny", "hardware=v5e-4", "budget.trials=7", "search.share=0.4", "output=json", "run_dir=run")
@@ -246,6 +249,22 @@ def test_derived_files_can_be_deleted_and_made_again(command, searched: dict[str
     assert parquet.read_table(Path("run") / TABLE).equals(table)
     assert trials_of(Path("run") / JOURNAL) == trials
     assert {path.name for path in Path("run").iterdir() if path.name.startswith(".")} == set()
+
+
+def test_the_report_of_a_search_can_be_rebuilt_from_its_events(
+    command, pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Answer] = []
+    write = tune.write_report
+    monkeypatch.setattr(tune, "write_report", lambda answer, folder: reported.append(answer) or write(answer, folder))
+    assert command(*RUN, "tiers=[roofline,compile]", "budget.trials=4").status == 0
+    rebuilt = answer_of(events(), Path("run").absolute())
+    found, told = rebuilt.winner.compilation, reported[0].winner.compilation
+    assert found is not None
+    assert told is not None
+    assert found.rounds == told.rounds
+    assert [each.number for each in found.rounds] == [1, 2]
+    assert list(search_blocks(rebuilt.winner)) == list(search_blocks(reported[0].winner))
 
 
 def test_a_run_without_trials_has_no_derived_files(command) -> None:
