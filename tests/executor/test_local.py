@@ -136,7 +136,9 @@ class TestExecutor:
 
 
 PARENT = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 sys.path[:0] = sys.argv[1].split(":")
 import executor_chores as chores
 from asap_ray.executor import local
