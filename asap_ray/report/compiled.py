@@ -258,9 +258,11 @@ def _memories(each: Tried) -> tuple[str, str]:
 
 
 def took(each: Tried) -> str:
-    """What a compilation took; one that was made before cost nothing now."""
+    """What a compilation took; one that was made before cost nothing now, and one that ran out of time left nothing."""
     spent = units.seconds(each.took_s)
-    return f"cached, {spent}" if each.compiled.cached else spent
+    if not each.compiled.cached:
+        return spent
+    return f"cached, {spent}" if each.took_s else "before"
 
 
 def why(each: Tried) -> str:

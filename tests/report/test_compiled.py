@@ -144,3 +144,8 @@ def test_reasons_keep_to_their_line(factory: Any, tried: Maker) -> None:
     assert "INTERNAL: \\x1b[31mred more" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
     print_blocks([], "plain", stream)
+
+
+def test_what_ran_out_of_time_before_is_not_said_to_be_cached(tried: Maker) -> None:
+    assert took(tried(0, cached=True)).startswith("cached, ")
+    assert took(tried(0, step=None, status="timeout", seconds={}, cached=True)) == "before"
