@@ -1,4 +1,4 @@
-"""kill -9 of the main command amid its trials, then the same command: nothing is done again, lost, or left running."""
+"""kill -9 of the main command amid its trials, then the same command: nothing is done again, lost or left running."""
 
 from __future__ import annotations
 
