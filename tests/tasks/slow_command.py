@@ -1,4 +1,4 @@
-"""The main command in a process of its own, with a compile tier that takes a moment and writes down what it compiles."""
+"""The main command as a process, with a compile tier that takes a moment and writes down what it compiles."""
 
 from __future__ import annotations
 
