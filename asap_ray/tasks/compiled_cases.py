@@ -6,7 +6,6 @@ They are plans that use every mesh axis, and the plans of public runs on TPUs. W
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,10 +28,9 @@ from asap_ray.report.progress import progress
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tasks.bundles import load_bundles
-from asap_ray.tasks.compiling import OURS, in_our_trainer, workers
+from asap_ray.tasks.compiling import OURS, compile_options, in_our_trainer, workers
 from asap_ray.tasks.setting import load_chips
-from asap_ray.tiers.cache import default_cache
-from asap_ray.tiers.compile import Compile, CompileOptions
+from asap_ray.tiers.compile import Compile
 from asap_ray.tiers.protocol import Job
 from asap_ray.tiers.recorded import Key, Recorded, recorded
 from asap_ray.workload import Workload
@@ -115,7 +113,7 @@ def cases(config: Config, runs: Mapping[str, MeasuredRow]) -> list[Case]:
         run = runs[name]
         problem = in_our_trainer(run.problem, ours)
         constants = calibration_of(problem.slice.chip, OURS, calibrations)
-        xla = tuple(listed["xla"].get(name) or source_of(listed, run.source).get("xla") or ("default",))
+        xla = tuple(source_of(listed, run.source).get("xla") or ("default",))
         found.append(Case(model=run.model, problem=problem, calibration=constants, plan=run.plan, run=run, xla=xla))
     return found
 
@@ -157,13 +155,10 @@ def _numbered(job: Job, number: int) -> Job:
 
 
 def _tier(config: Config, case: Case) -> Compile:
-    folder = config.compile.cache
-    cache = default_cache() if folder is None else Path(os.path.expanduser(folder)).absolute()
     chip = case.problem.slice.chip
     bundles = load_bundles(case.xla, [chip], config.config_dir)
     flags = {flag: value for bundle in bundles for flag, value in (bundle.flags_for(chip) or {}).items()}
-    options = CompileOptions(flags=flags, timeout_s=config.compile.timeout_s, cache=cache)
-    return Compile(problem=case.problem, calibration=case.calibration, options=options)
+    return Compile(problem=case.problem, calibration=case.calibration, options=compile_options(config, flags))
 
 
 def write_record(lines: Sequence[Recorded]) -> Path:

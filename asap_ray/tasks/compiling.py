@@ -73,7 +73,7 @@ def compilers(config: Config, setting: Setting) -> Compilers | None:
             made = Compile(
                 problem=problem,
                 calibration=calibration_of(chip, OURS, calibrations),
-                options=_options(config, bundle.flags_for(chip) or {}),
+                options=compile_options(config, bundle.flags_for(chip) or {}),
             )
             if missing := made.missing:
                 raise AsapError(f"tiers=compile: {missing}")
@@ -103,7 +103,8 @@ def in_our_trainer(problem: Problem, ours: Stack) -> Problem:
     return replace(problem, stack=replace(ours, remat=problem.stack.remat))
 
 
-def _options(config: Config, flags: Mapping[str, str]) -> CompileOptions:
+def compile_options(config: Config, flags: Mapping[str, str]) -> CompileOptions:
+    """How plans are compiled with some flags, by what was asked for."""
     folder = config.compile.cache
     cache = default_cache() if folder is None else Path(os.path.expanduser(folder)).absolute()
     return CompileOptions(flags=flags, timeout_s=config.compile.timeout_s, cache=cache)
