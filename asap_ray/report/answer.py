@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asap_ray.physics.estimate import Estimate
     from asap_ray.plan import Plan
     from asap_ray.report.rounds import Round
-    from asap_ray.tiers.compiled import Compiled
+    from asap_ray.tiers.finding import Finding
     from asap_ray.workload import Workload
 
 CORES = "cores"
@@ -40,7 +40,7 @@ class Tried:
     where: str
     bundle: str
     roofline: Estimate
-    compiled: Compiled
+    finding: Finding
     number: int = 0
     author: str = ""
     observed: Observation | None = None
@@ -50,12 +50,12 @@ class Tried:
     @property
     def took_s(self) -> float | None:
         """What the compilation took when it was made, in seconds; None where that is not known."""
-        steps = [value for name, value in self.compiled.seconds.items() if name != CORES]
+        steps = [value for name, value in self.finding.seconds.items() if name != CORES]
         return sum(steps) if steps else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compilation:
+class Searched:
     """What a compiler said of the best plans of one slice.
 
     `trials` are in the order in which they were known, those with the first bundle of flags (`base`) before the others.
@@ -83,7 +83,7 @@ class Compilation:
     @property
     def unfinished(self) -> tuple[Tried, ...]:
         """What did not compile with the first bundle."""
-        return tuple(each for each in self.trials if each.bundle == self.base and each.compiled.estimate is None)
+        return tuple(each for each in self.trials if each.bundle == self.base and each.finding.estimate is None)
 
     @property
     def best(self) -> Tried | None:
@@ -94,24 +94,22 @@ class Compilation:
 
     def of(self, plan: Plan, bundle: str) -> Tried | None:
         """What came of a plan with a bundle."""
-        return next((each for each in self.trials if (each.compiled.plan, each.bundle) == (plan, bundle)), None)
+        return next((each for each in self.trials if (each.finding.plan, each.bundle) == (plan, bundle)), None)
 
     def no_op(self, tried: Tried) -> bool:
         """Whether another bundle of flags has left the program as it was, instruction by instruction."""
-        base = self.of(tried.compiled.plan, self.base)
-        return base is not None and base is not tried and base.compiled.digest == tried.compiled.digest != ""
+        base = self.of(tried.finding.plan, self.base)
+        return base is not None and base is not tried and base.finding.digest == tried.finding.digest != ""
 
     def _complete(self, *, base: bool) -> list[Tried]:
         return [
-            each
-            for each in self.trials
-            if each.compiled.estimate is not None and (each.bundle == self.base or not base)
+            each for each in self.trials if each.finding.estimate is not None and (each.bundle == self.base or not base)
         ]
 
 
 def _step_of(tried: Tried) -> float:
-    assert tried.compiled.estimate is not None
-    return tried.compiled.estimate.step_time_s
+    assert tried.finding.estimate is not None
+    return tried.finding.estimate.step_time_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +122,7 @@ class SliceAnswer:
 
     `sample` holds columns of up to a few thousand plans for the map of the space: step_time_s, floor_s, hbm_bytes,
     fits, remat, micro_batch and the six mesh axes, each of shape [plans]. `certificate` bounds how much faster than the
-    best another plan can be. All of these are the roofline's; `compilation` is what a compiler said then.
+    best another plan can be. All of these are the roofline's; `searched` is what a compiler said then.
     """
 
     slice: Slice
@@ -138,7 +136,7 @@ class SliceAnswer:
     too_big: tuple[Estimate, ...] = ()
     sample: Mapping[str, np.ndarray] = field(default_factory=dict)
     certificate: Certificate | None = None
-    compilation: Compilation | None = None
+    searched: Searched | None = None
 
     @property
     def priced(self) -> Estimate | None:
@@ -146,20 +144,20 @@ class SliceAnswer:
         return self.ranked[0] if self.ranked else None
 
     @property
-    def compiled(self) -> Estimate | None:
+    def proven(self) -> Estimate | None:
         """The compiler's fastest plan, where one has compiled."""
-        best = self.compilation.best if self.compilation else None
-        return best.compiled.estimate if best else None
+        best = self.searched.best if self.searched else None
+        return best.finding.estimate if best else None
 
     @property
     def best(self) -> Estimate | None:
         """The fastest plan that fits by the best evidence there is: the compiler's, or the roofline's."""
-        return self.compiled or next((each for each in self.ranked if self._may_fit(each.plan)), None)
+        return self.proven or next((each for each in self.ranked if self._may_fit(each.plan)), None)
 
     def _may_fit(self, plan: Plan) -> bool:
         """Whether no compiler has found that a plan does not fit, on whichever of its layouts."""
-        trials = self.compilation.trials if self.compilation else ()
-        too_big = {replace(each.compiled.plan, layout=()) for each in trials if each.compiled.status == "infeasible"}
+        trials = self.searched.trials if self.searched else ()
+        too_big = {replace(each.finding.plan, layout=()) for each in trials if each.finding.status == "infeasible"}
         return replace(plan, layout=()) not in too_big
 
     @property

@@ -23,8 +23,8 @@ def charts(answer: SliceAnswer, workload: Workload, points: int) -> dict[str, di
     `points` is how many plans the map may hold, so that a page with many slices stays small.
     """
     found: dict[str, dict[str, Any]] = {}
-    if answer.compilation and answer.compilation.trials:
-        found["search"] = search_chart(answer.compilation)
+    if answer.searched and answer.searched.trials:
+        found["search"] = search_chart(answer.searched)
     if answer.ranked:
         found["time"] = time_chart(answer)
         found["roofline"] = roofline_chart(answer, workload)

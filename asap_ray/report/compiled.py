@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asap_ray.report import sentences, units
-from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.observed import observed_facts
 from asap_ray.report.outline import Block, Grid, ranking
 
@@ -31,14 +31,14 @@ NOT_COMPILED: Mapping[str, str] = {
 
 def compiled_blocks(answer: Answer) -> Iterator[Block]:
     """Everything a compiler said, slice by slice, fastest first; none where none was asked."""
-    if len(answer.slices) > 1 and any(one.compiled for one in answer.slices):
+    if len(answer.slices) > 1 and any(one.proven for one in answer.slices):
         yield ranking(answer)
     for one in answer.by_step_time:
-        if one.compilation is not None:
-            yield from slice_blocks(answer, one, one.compilation)
+        if one.searched is not None:
+            yield from slice_blocks(answer, one, one.searched)
 
 
-def slice_blocks(answer: Answer, one: SliceAnswer, found: Compilation) -> Iterator[Block]:
+def slice_blocks(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[Block]:
     """What a compiler said of the plans of one slice."""
     if found.ranked:
         yield Block(title=f"Compiled for {one.slice.name}", grid=compiled_grid(found))
@@ -54,7 +54,7 @@ def slice_blocks(answer: Answer, one: SliceAnswer, found: Compilation) -> Iterat
     yield Block(title=title, facts=tuple(facts), strong=found.best is not None)
 
 
-def compiled_grid(found: Compilation) -> Grid:
+def compiled_grid(found: Searched) -> Grid:
     """The plans that compiled, fastest first, each figure beside the roofline's."""
     header = ("#", "step", "likely", "roofline", "memory", "roofline", "took", "plan")
     rows = tuple(
@@ -64,42 +64,41 @@ def compiled_grid(found: Compilation) -> Grid:
     return Grid(header=header, rows=rows, words=("plan",))
 
 
-def unfinished_grid(found: Compilation) -> Grid:
+def unfinished_grid(found: Searched) -> Grid:
     """The plans that did not compile: how each ended, and why in one line."""
     header = ("ended", "took", "why", "plan")
     rows = tuple(
-        (NOT_COMPILED[each.compiled.status], took(each), why(each), each.roofline.plan.line)
-        for each in found.unfinished
+        (NOT_COMPILED[each.finding.status], took(each), why(each), each.roofline.plan.line) for each in found.unfinished
     )
     return Grid(header=header, rows=rows, words=("ended", "why", "plan"))
 
 
-def flags_grid(found: Compilation) -> Grid:
+def flags_grid(found: Searched) -> Grid:
     """What other bundles of flags made of the best plans."""
     header = ("bundle", "on", "step", "change", "memory", "took", "what")
-    places = {each.compiled.plan: f"#{place}" for place, each in enumerate(found.ranked, start=1)}
+    places = {each.finding.plan: f"#{place}" for place, each in enumerate(found.ranked, start=1)}
     rows = []
     for each in found.flagged:
-        place = places.get(each.compiled.plan, "-")
+        place = places.get(each.finding.plan, "-")
         rows.append((each.bundle, place, *_flagged(found, each), took(each), flag_words(found, each)))
     return Grid(header=header, rows=tuple(rows), words=("bundle", "on", "what"))
 
 
-def _flagged(found: Compilation, each: Tried) -> tuple[str, str, str]:
-    base = found.of(each.compiled.plan, found.base)
-    now, before = each.compiled.estimate, base.compiled.estimate if base else None
+def _flagged(found: Searched, each: Tried) -> tuple[str, str, str]:
+    base = found.of(each.finding.plan, found.base)
+    now, before = each.finding.estimate, base.finding.estimate if base else None
     if now is None:
-        return units.DASH, units.DASH, units.gigabytes(each.compiled.hbm_bytes)
+        return units.DASH, units.DASH, units.gigabytes(each.finding.hbm_bytes)
     change = f"{100 * (now.step_time_s / before.step_time_s - 1):+.1f}%" if before else units.DASH
-    return units.seconds(now.step_time_s), change, units.gigabytes(each.compiled.hbm_bytes)
+    return units.seconds(now.step_time_s), change, units.gigabytes(each.finding.hbm_bytes)
 
 
-def flag_words(found: Compilation, each: Tried) -> str:
+def flag_words(found: Searched, each: Tried) -> str:
     """What a bundle did: nothing, which part of the step it moved most, or why there is no program."""
-    base = found.of(each.compiled.plan, found.base)
-    now, before = each.compiled.estimate, base.compiled.estimate if base else None
+    base = found.of(each.finding.plan, found.base)
+    now, before = each.finding.estimate, base.finding.estimate if base else None
     if now is None:
-        return f"{NOT_COMPILED[each.compiled.status]}: {why(each)}"
+        return f"{NOT_COMPILED[each.finding.status]}: {why(each)}"
     if found.no_op(each):
         return "no-op: the program is the same, instruction by instruction"
     if before is None:
@@ -107,12 +106,12 @@ def flag_words(found: Compilation, each: Tried) -> str:
     return difference(now.time_parts, before.time_parts, units.seconds) or "another program of the same step time"
 
 
-def best_facts(answer: Answer, one: SliceAnswer, found: Compilation) -> Iterator[tuple[str, str]]:
+def best_facts(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[tuple[str, str]]:
     """The compiler's best plan, with what makes its figures differ from the roofline's."""
     best = found.best
-    if best is None or best.compiled.estimate is None:
+    if best is None or best.finding.estimate is None:
         return
-    now = best.compiled.estimate
+    now = best.finding.estimate
     yield "plan", now.plan.line
     if best.bundle != "default":
         yield "flags", f"bundle {best.bundle}"
@@ -137,30 +136,30 @@ def beside_facts(where: Slice, now: Estimate, before: Estimate) -> Iterator[tupl
 
 def tried_blocks(stack: str, where: Slice, tried: Tried) -> Iterator[Block]:
     """What a compiler said of one plan."""
-    now, facts = tried.compiled.estimate, []
+    now, facts = tried.finding.estimate, []
     if now is not None:
         facts += beside_facts(where, now, tried.roofline)
     else:
-        facts.append((NOT_COMPILED[tried.compiled.status], why(tried)))
-    facts += [("took", took(tried)), ("with", tried.compiled.compiled_with), ("evidence", evidence_words(stack))]
+        facts.append((NOT_COMPILED[tried.finding.status], why(tried)))
+    facts += [("took", took(tried)), ("with", tried.finding.evidence), ("evidence", evidence_words(stack))]
     yield Block(title=f"Compiled for {where.name}", facts=tuple(facts), strong=True)
 
 
-def before_words(priced: Estimate, now: Estimate, found: Compilation) -> str:
+def before_words(priced: Estimate, now: Estimate, found: Searched) -> str:
     """What became of the roofline's best plan."""
     tried = found.of(priced.plan, found.base)
     if tried is None:
         return f"the roofline's best was not compiled: {priced.plan.line}"
-    if tried.compiled.estimate is None:
-        return f"the roofline's best {NOT_COMPILED[tried.compiled.status]}: {why(tried)}"
-    slower = tried.compiled.estimate.step_time_s / now.step_time_s - 1
-    place = 1 + [each.compiled.plan for each in found.ranked].index(priced.plan)
+    if tried.finding.estimate is None:
+        return f"the roofline's best {NOT_COMPILED[tried.finding.status]}: {why(tried)}"
+    slower = tried.finding.estimate.step_time_s / now.step_time_s - 1
+    place = 1 + [each.finding.plan for each in found.ranked].index(priced.plan)
     return f"the roofline's best is #{place} here, {100 * slower:+.1f}%: {priced.plan.line}"
 
 
-def closing_facts(answer: Answer, found: Compilation) -> Iterator[tuple[str, str]]:
+def closing_facts(answer: Answer, found: Searched) -> Iterator[tuple[str, str]]:
     """What was compiled with what, why no more, and what that is evidence for."""
-    told = found.trials[0].compiled.compiled_with if found.trials else ""
+    told = found.trials[0].finding.evidence if found.trials else ""
     if told:
         yield "with", told
     if found.refused:
@@ -175,7 +174,7 @@ def closing_facts(answer: Answer, found: Compilation) -> Iterator[tuple[str, str
 def took_words(trials: Sequence[Tried]) -> str:
     """What compilations took, and how many were made before."""
     spent = [each.took_s for each in trials if each.took_s is not None]
-    cached = sum(each.compiled.cached for each in trials)
+    cached = sum(each.finding.cached for each in trials)
     median = f"median {units.seconds(statistics.median(spent))} a compilation, " if spent else ""
     return f"{median}{len(trials)} in all, {cached} of them from the cache"
 
@@ -240,7 +239,7 @@ def _signed(value: float, show: Callable[[float], str]) -> str:
 
 
 def _times(each: Tried) -> tuple[str, str, str]:
-    found = each.compiled.estimate
+    found = each.finding.estimate
     assert found is not None
     low, high = found.interval_s
     change = 100 * (found.step_time_s / each.roofline.step_time_s - 1)
@@ -252,7 +251,7 @@ def _times(each: Tried) -> tuple[str, str, str]:
 
 
 def _memories(each: Tried) -> tuple[str, str]:
-    now, before = each.compiled.hbm_bytes, each.roofline.hbm_bytes
+    now, before = each.finding.hbm_bytes, each.roofline.hbm_bytes
     change = f" ({100 * (now / before - 1):+.1f}%)" if now else ""
     return units.gigabytes(now), f"{units.gigabytes(before)}{change}"
 
@@ -260,14 +259,14 @@ def _memories(each: Tried) -> tuple[str, str]:
 def took(each: Tried) -> str:
     """What a compilation took; one that was made before cost nothing now, and one that ran out of time left nothing."""
     spent = units.seconds(each.took_s)
-    if not each.compiled.cached:
+    if not each.finding.cached:
         return spent
     return f"cached, {spent}" if each.took_s else "before"
 
 
 def why(each: Tried) -> str:
     """The reason for an end, on one line; of a plan that does not fit, how much is missing."""
-    found, reason = each.compiled, " ".join(each.compiled.reason.split())
+    found, reason = each.finding, " ".join(each.finding.reason.split())
     if found.status == "infeasible" and found.over_bytes:
         roofline = units.gigabytes(each.roofline.hbm_bytes)
         return (

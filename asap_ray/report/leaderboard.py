@@ -39,10 +39,10 @@ def records(answer: Answer) -> list[dict[str, Any]]:
     compiled, priced, missing = [], [], []
     for each in answer.slices:
         told = dict(zip((priced.plan for priced in each.ranked), each.reasons, strict=False))
-        tried = {found.compiled.plan for found in each.compilation.trials} if each.compilation else set()
-        for found in each.compilation.trials if each.compilation else ():
-            record = _compiled_record(each, found, told.get(found.compiled.plan))
-            (compiled if found.compiled.estimate else missing).append(record)
+        tried = {found.finding.plan for found in each.searched.trials} if each.searched else set()
+        for found in each.searched.trials if each.searched else ():
+            record = _compiled_record(each, found, told.get(found.finding.plan))
+            (compiled if found.finding.estimate else missing).append(record)
         priced += [_record(each, found, told.get(found.plan)) for found in each.ranked if found.plan not in tried]
         missing += [_record(each, found, None) for found in each.too_big]
     for records_ in (compiled, priced, missing):
@@ -53,7 +53,7 @@ def records(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> dict[str, Any]:
-    found = tried.compiled
+    found = tried.finding
     record = _record(answer, found.estimate or tried.roofline, reason)
     if found.hbm_bytes is not None:
         record |= {"hbm_bytes": found.hbm_bytes, "fits": found.status != "infeasible"}
@@ -64,7 +64,7 @@ def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> d
         "compile_over_bytes": found.over_bytes,
         "compile_took_s": tried.took_s,
         "compile_cached": found.cached,
-        "compiled_with": found.compiled_with,
+        "evidence": found.evidence,
         "roofline_step_time_s": tried.roofline.step_time_s,
         "roofline_hbm_bytes": tried.roofline.hbm_bytes,
     }

@@ -40,7 +40,7 @@ class Live:
 
     def ended(self, tried: Tried) -> None:
         """A compilation ended."""
-        found = tried.compiled
+        found = tried.finding
         if found.estimate:
             self._compiled += tried.bundle == self._base
             self._best_s = min(self._best_s, found.estimate.step_time_s)
@@ -69,7 +69,7 @@ class Live:
         self._print(line)
 
     def _line(self, tried: Tried) -> str:
-        found = tried.compiled
+        found = tried.finding
         flags = "" if tried.bundle == self._base else f"bundle {tried.bundle} "
         head = f"  {tried.where} {flags}{took(tried)}: "
         if found.estimate is None:

@@ -86,7 +86,7 @@ def ranking(answer: Answer) -> Block:
                 found.source if found else units.DASH,
             )
         )
-    if all(one.compiled is None for one in answer.slices):  # all are the roofline's then
+    if all(one.proven is None for one in answer.slices):  # all are the roofline's then
         header, rows = header[:-1], [row[:-1] for row in rows]
     grid = Grid(header=header, rows=tuple(rows), words=("hardware", "by"))
     return Block(title="Hardware, fastest step first", grid=grid)
@@ -192,6 +192,6 @@ def closing(answer: Answer) -> Block:
     facts.append(("stopped", f"{answer.stop_reason} ({units.seconds(answer.wall_s)})"))
     if not any(answer.trials.values()):
         facts.append(("note", sentences.NO_TRIAL))
-    elif any(one.compiled for one in answer.slices):
+    elif any(one.proven for one in answer.slices):
         facts.append(("note", sentences.COMPILED_ONLY))
     return Block(facts=tuple(facts))

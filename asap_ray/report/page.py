@@ -46,7 +46,7 @@ def page(answer: Answer) -> str:
         title=f"{answer.model} on {', '.join(one.slice.name for one in slices)}",
         model=answer.model,
         workload=sentences.workload_line(answer.workload),
-        note=sentences.COMPILED_ONLY if any(one.compiled for one in slices) else sentences.NO_TRIAL,
+        note=sentences.COMPILED_ONLY if any(one.proven for one in slices) else sentences.NO_TRIAL,
         ranking=ranking(answer).grid if len(answer.slices) > 1 else None,
         sections=[section(answer, one, str(i), figures.keys()) for i, one in enumerate(slices)],
         provenance=provenance(answer),
@@ -70,7 +70,7 @@ def section(answer: Answer, one: SliceAnswer, key: str, figures: Collection[str]
         "removed": removed(one),
         "compiled": compiled(answer, one),
         "search": search(one),
-        "authors": author_colours(one.compilation) if one.compilation else {},
+        "authors": author_colours(one.searched) if one.searched else {},
         "leaders": leaders(one),
         "too_big": too_big(one),
         "time_parts": shown_parts("time", one),
@@ -104,11 +104,11 @@ def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
 
 def compiled(answer: Answer, one: SliceAnswer) -> list[dict[str, Any]]:
     """What a compiler said of the best plans, as titled facts and tables; none where none was asked."""
-    if one.compilation is None:
+    if one.searched is None:
         return []
-    blocks = [*slice_blocks(answer, one, one.compilation)]
-    if one.compilation.observed is not None:
-        blocks += observed_blocks(one.compilation.observed)
+    blocks = [*slice_blocks(answer, one, one.searched)]
+    if one.searched.observed is not None:
+        blocks += observed_blocks(one.searched.observed)
     return [_shown_block(each) for each in blocks]
 
 
@@ -118,7 +118,7 @@ def _shown_block(block: Block) -> dict[str, Any]:
 
 def search(one: SliceAnswer) -> dict[str, Any]:
     """How the search went: its rounds, which a reader opens one by one, and the tables about all of them."""
-    found = one.compilation
+    found = one.searched
     rounds = found.rounds if found else ()
     names = [f"Round {each.number}" for each in rounds]
     blocks = list(search_blocks(one))
@@ -215,7 +215,7 @@ def provenance(answer: Answer) -> list[tuple[str, str]]:
 
 
 def _shown(one: SliceAnswer) -> tuple[Estimate, ...]:
-    return (*one.ranked, *((one.compiled,) if one.compiled else ()))
+    return (*one.ranked, *((one.proven,) if one.proven else ()))
 
 
 def _chips(answer: Answer) -> list[SliceAnswer]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from asap_ray.diagnosis import Diagnosis, diagnose, diagnose_observed
 from asap_ray.report import sentences, units
-from asap_ray.report.answer import Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Searched, SliceAnswer, Tried
 from asap_ray.report.compiled import NOT_COMPILED
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.rounds import Proposed, Round
@@ -23,7 +23,7 @@ MASKS = {
 
 def search_blocks(one: SliceAnswer) -> Iterator[Block]:
     """Everything that was decided on a slice; none where no agents searched."""
-    found = one.compilation
+    found = one.searched
     if found is None:
         return
     for each in found.rounds:
@@ -47,7 +47,7 @@ def search_blocks(one: SliceAnswer) -> Iterator[Block]:
         )
 
 
-def round_block(each: Round, found: Compilation, where: str) -> Block:
+def round_block(each: Round, found: Searched, where: str) -> Block:
     """One round: what was known before it, what was tried and why, and what came of it."""
     before = best_before(each, found)
     facts = [("best so far", best_words(before))] if before else []
@@ -65,7 +65,7 @@ def round_block(each: Round, found: Compilation, where: str) -> Block:
     return Block(title=f"Round {each.number} on {where}", grid=round_grid(each, found), facts=tuple(facts))
 
 
-def round_words(each: Round, found: Compilation) -> str:
+def round_words(each: Round, found: Searched) -> str:
     """A round in one line: what it began with, and how its proposals fared."""
     before = best_before(each, found)
     diagnosis = diagnosis_of(before) if before else None
@@ -78,7 +78,7 @@ def round_words(each: Round, found: Compilation) -> str:
     return ", ".join(words)
 
 
-def round_grid(each: Round, found: Compilation) -> Grid:
+def round_grid(each: Round, found: Searched) -> Grid:
     """What was tried in a round: who asked, what was expected, and what came of it."""
     header = ("trial", "by", "card", "expected", "came to", "verdict", "plan")
     trials = {tried.number: tried for tried in found.trials}
@@ -98,8 +98,8 @@ def round_grid(each: Round, found: Compilation) -> Grid:
 def _came_to(tried: Tried | None) -> str:
     if tried is None:
         return "no trial yet"
-    now = tried.compiled.estimate
-    return units.seconds(now.step_time_s) if now else NOT_COMPILED[tried.compiled.status]
+    now = tried.finding.estimate
+    return units.seconds(now.step_time_s) if now else NOT_COMPILED[tried.finding.status]
 
 
 def predicted(one: Proposed) -> str:
@@ -107,7 +107,7 @@ def predicted(one: Proposed) -> str:
     return f"{one.field} is predicted between {units.seconds(one.low_s)} and {units.seconds(one.high_s)}"
 
 
-def best_before(each: Round, found: Compilation) -> Tried | None:
+def best_before(each: Round, found: Searched) -> Tried | None:
     """The fastest trial of the rounds before one."""
     first = min((one.trial for one in each.proposed), default=len(found.trials))
     return next((tried for tried in found.ranked if tried.number < first), None)
@@ -115,7 +115,7 @@ def best_before(each: Round, found: Compilation) -> Tried | None:
 
 def best_words(tried: Tried) -> str:
     """A trial's step and what bounds it."""
-    now, diagnosis = tried.compiled.estimate, diagnosis_of(tried)
+    now, diagnosis = tried.finding.estimate, diagnosis_of(tried)
     assert now is not None
     bound = f", {sentences.bound_line(diagnosis)}" if diagnosis else ""
     return f"{units.seconds(now.step_time_s)} in trial {tried.number}{bound}"
@@ -125,7 +125,7 @@ def diagnosis_of(tried: Tried) -> Diagnosis | None:
     """What bounds a trial's step, by its profile where there is one."""
     if tried.observed is not None:
         return diagnose_observed(tried.observed)
-    return diagnose(tried.compiled.estimate) if tried.compiled.estimate else None
+    return diagnose(tried.finding.estimate) if tried.finding.estimate else None
 
 
 def open_words(each: Round) -> str:
@@ -134,7 +134,7 @@ def open_words(each: Round) -> str:
     return f"{units.count(each.open)} plans{f'; closed: {closed}' if closed else ''}"
 
 
-def closed_rows(one: SliceAnswer, found: Compilation) -> list[tuple[str, str, str, str]]:
+def closed_rows(one: SliceAnswer, found: Searched) -> list[tuple[str, str, str, str]]:
     """Who took how many plans out, and why: the rules of legality, our trainer, the agents."""
     legal, program = "not legal", "asap_ray's trainer has no program"
     rows = [
@@ -165,14 +165,14 @@ def _kind(reason: str) -> str:
     return reason.split(",")[0].split(":")[0]
 
 
-def accuracy_rows(found: Compilation) -> list[tuple[str, ...]]:
+def accuracy_rows(found: Searched) -> list[tuple[str, ...]]:
     """How well each tier and the agents foretold what trials came to."""
-    done = [each for each in found.trials if each.compiled.estimate is not None and each.bundle == found.base]
+    done = [each for each in found.trials if each.finding.estimate is not None and each.bundle == found.base]
     if not done:
         return []
     steps = [(each.roofline.step_time_s, _step(each)) for each in done]
     inside = [each.roofline.interval_s[0] <= _step(each) <= each.roofline.interval_s[1] for each in done]
-    memory = [(each.roofline.hbm_bytes, each.compiled.hbm_bytes) for each in done if each.compiled.hbm_bytes]
+    memory = [(each.roofline.hbm_bytes, each.finding.hbm_bytes) for each in done if each.finding.hbm_bytes]
     rows = [
         ("step", "roofline", *_errors(steps), units.percent(sum(inside) / len(inside))),
         *([("memory", "roofline", *_errors(memory), units.DASH)] if memory else []),
@@ -188,8 +188,8 @@ def accuracy_rows(found: Compilation) -> list[tuple[str, ...]]:
 
 
 def _step(tried: Tried) -> float:
-    assert tried.compiled.estimate is not None
-    return tried.compiled.estimate.step_time_s
+    assert tried.finding.estimate is not None
+    return tried.finding.estimate.step_time_s
 
 
 def _errors(pairs: Sequence[tuple[float, float]]) -> tuple[str, str, str, str]:

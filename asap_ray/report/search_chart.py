@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asap_ray.report import units
-from asap_ray.report.answer import Compilation, Tried
+from asap_ray.report.answer import Searched, Tried
 from asap_ray.report.compiled import NOT_COMPILED
 from asap_ray.report.space_map import SERIES
 from asap_ray.report.summary import finite
@@ -16,7 +16,7 @@ WIDE = 3.0
 ROOFLINE, BEST = "#9aa3ae", "#9b7fc9"
 
 
-def search_chart(found: Compilation) -> dict[str, Any]:
+def search_chart(found: Searched) -> dict[str, Any]:
     """Trials in the order of their numbers; a cross at the top is one that came to no step time."""
     import altair as alt
 
@@ -50,7 +50,7 @@ def search_chart(found: Compilation) -> dict[str, Any]:
     return finish(alt.layer(*marks), height=260)
 
 
-def author_colours(found: Compilation) -> dict[str, str]:
+def author_colours(found: Searched) -> dict[str, str]:
     """Who asked for trials, with the colour of each."""
     authors = dict.fromkeys(each.author for each in sorted(found.trials, key=lambda each: each.number))
     return {author: SERIES[i % len(SERIES)] for i, author in enumerate(authors)} | {
@@ -71,8 +71,8 @@ def _row(each: Tried, top: float) -> dict[str, Any]:
         "trial": each.number,
         "step": step or top,
         "by": each.author,
-        "plan": each.compiled.plan.line,
-        "came to": units.seconds(step) if step else NOT_COMPILED[each.compiled.status],
+        "plan": each.finding.plan.line,
+        "came to": units.seconds(step) if step else NOT_COMPILED[each.finding.status],
         "roofline said": units.seconds(each.roofline.step_time_s),
     }
 
@@ -88,4 +88,4 @@ def _best_so_far(rows: list[dict[str, Any]], steps: list[float | None]) -> list[
 
 
 def _step(each: Tried) -> float | None:
-    return each.compiled.estimate.step_time_s if each.compiled.estimate else None
+    return each.finding.estimate.step_time_s if each.finding.estimate else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asap_ray.report import sentences, units
-from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.certified import certificate_facts
 from asap_ray.report.compiled import NOT_COMPILED, took, why
 from asap_ray.report.outline import Block, Grid, heading, space
@@ -44,8 +44,8 @@ class Story:
     def best(self, one: SliceAnswer) -> Tried | None:
         """The fastest trial of a slice, of this run or of an earlier one."""
         earlier = [each for each in self.earlier if each.where == one.slice.name]
-        now = one.compilation.trials if one.compilation else ()
-        return Compilation(base="", trials=(*now, *earlier)).best
+        now = one.searched.trials if one.searched else ()
+        return Searched(base="", trials=(*now, *earlier)).best
 
     def running_on(self, one: SliceAnswer) -> list[Mapping[str, Any]]:
         """Trials of a slice without an outcome."""
@@ -61,8 +61,8 @@ def story_blocks(story: Story) -> Iterator[Block]:
     for one in answer.slices if answer else ():
         yield space(one)
         yield from search_blocks(one)
-        if one.compilation and one.compilation.trials:
-            yield Block(title=f"Trials on {one.slice.name}", grid=trials_grid(one.compilation.trials))
+        if one.searched and one.searched.trials:
+            yield Block(title=f"Trials on {one.slice.name}", grid=trials_grid(one.searched.trials))
         yield Block(title=f"So far on {one.slice.name}", facts=tuple(_best_facts(story, one)), strong=True)
 
 
@@ -86,7 +86,7 @@ def state_words(story: Story) -> str:
 
 def _best_facts(story: Story, one: SliceAnswer) -> Iterator[tuple[str, str]]:
     best = story.best(one)
-    if best is not None and (now := best.compiled.estimate) is not None:
+    if best is not None and (now := best.finding.estimate) is not None:
         yield "best", now.plan.line
         yield "step", f"{sentences.step_line(now)}; the roofline said {units.seconds(best.roofline.step_time_s)}"
         yield "by", f"{now.source}, trial {best.number} of {best.author}, bundle {best.bundle}"
@@ -100,8 +100,8 @@ def _best_facts(story: Story, one: SliceAnswer) -> Iterator[tuple[str, str]]:
         yield "running" if story.state == OPEN else "lost", f"trial {each['trial']}: {each['plan']}"
     if earlier := [each for each in story.earlier if each.where == one.slice.name]:
         yield "earlier", f"{len(earlier)} trials of earlier runs, which this one has not come to"
-    if one.compilation and one.compilation.stopped:
-        yield "stopped", one.compilation.stopped
+    if one.searched and one.searched.stopped:
+        yield "stopped", one.searched.stopped
     yield from certificate_facts(one)[:2]
 
 
@@ -110,17 +110,17 @@ def trials_grid(trials: tuple[Tried, ...]) -> Grid:
     header = ("trial", "by", "bundle", "ended", "step", "roofline", "memory", "took", "why", "plan")
     rows = []
     for each in trials:
-        now = each.compiled.estimate
+        now = each.finding.estimate
         rows.append(
             (
                 *(str(each.number), each.author, each.bundle),
-                "complete" if now else NOT_COMPILED[each.compiled.status],
+                "complete" if now else NOT_COMPILED[each.finding.status],
                 units.seconds(now.step_time_s if now else None),
                 units.seconds(each.roofline.step_time_s),
-                units.gigabytes(each.compiled.hbm_bytes),
+                units.gigabytes(each.finding.hbm_bytes),
                 took(each),
                 "" if now else why(each),
-                each.compiled.plan.line,
+                each.finding.plan.line,
             )
         )
     return Grid(header=header, rows=tuple(rows), words=("by", "bundle", "ended", "why", "plan"))
@@ -139,13 +139,13 @@ def story_fields(story: Story) -> dict[str, Any]:
 
 
 def _slice_fields(story: Story, one: SliceAnswer) -> dict[str, Any]:
-    found, best = one.compilation, story.best(one)
+    found, best = one.searched, story.best(one)
     earlier = [each for each in story.earlier if each.where == one.slice.name]
     return {
         "slice": one.slice.name,
         "space": space_fields(one),
         "priced": estimate_fields(one.priced),
-        "best": estimate_fields(best.compiled.estimate if best else one.best),
+        "best": estimate_fields(best.finding.estimate if best else one.best),
         "rounds": [asdict(each) for each in found.rounds] if found else [],
         "trials": [_trial_fields(each) for each in found.trials] if found else [],
         "running": [{"trial": each["trial"], "plan": each["plan"]} for each in story.running_on(one)],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asap_ray.diagnosis import diagnose_observed
-from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.certified import certificate_fields
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def summary(answer: Answer) -> dict[str, Any]:
         "wall_s": answer.wall_s,
         "versions": dict(answer.versions),
     }
-    if winner.compilation is not None:
-        found["compilation"] = compilation_fields(winner.compilation)
+    if winner.searched is not None:
+        found["searched"] = searched_fields(winner.searched)
     if len(answer.slices) > 1:
         found["hardware_ranking"] = hardware_ranking(answer)
     return finite(found)
@@ -83,12 +83,12 @@ def estimate_fields(estimate: Estimate | None) -> dict[str, Any] | None:
     }
 
 
-def compilation_fields(found: Compilation | None) -> dict[str, Any] | None:
+def searched_fields(found: Searched | None) -> dict[str, Any] | None:
     """The compilations under the names of `summary.json`; None where nothing was to be compiled."""
     if found is None:
         return None
     return {
-        "compiled_with": found.trials[0].compiled.compiled_with if found.trials else "",
+        "evidence": found.trials[0].finding.evidence if found.trials else "",
         "stopped": found.stopped,
         "refused": dict(found.refused),
         "observed": observed_fields(found.observed),
@@ -100,9 +100,9 @@ def tried_fields(each: Tried) -> dict[str, Any]:
     """How the compilation of a plan ended, beside what the roofline had said of it."""
     return {
         "bundle": each.bundle,
-        **each.compiled.as_dict(),
-        "interval_s": list(each.compiled.estimate.interval_s) if each.compiled.estimate else None,
-        "time_parts_s": dict(each.compiled.estimate.time_parts) if each.compiled.estimate else None,
+        **each.finding.as_dict(),
+        "interval_s": list(each.finding.estimate.interval_s) if each.finding.estimate else None,
+        "time_parts_s": dict(each.finding.estimate.time_parts) if each.finding.estimate else None,
         "roofline": estimate_fields(each.roofline),
     }
 
@@ -148,7 +148,7 @@ def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
             "devices": each.slice.devices,
             "best": estimate_fields(each.best),
             "certificate": certificate_fields(each.certificate),
-            **({"compilation": compilation_fields(each.compilation)} if each.compilation else {}),
+            **({"searched": searched_fields(each.searched)} if each.searched else {}),
             "tokens_per_s": throughput[i],
             "tokens_per_s_per_chip": each.best.tokens_per_s / each.slice.chips if each.best else None,
             "usd_per_million_tokens": cost[i],

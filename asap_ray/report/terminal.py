@@ -51,7 +51,7 @@ def show(answer: Answer, output: str, stream: TextIO, *, announced: bool = False
         return
     if not announced:
         announce(answer.model, answer.workload, tuple(each.slice for each in answer.slices), output, stream)
-    compiles = any(one.compilation for one in answer.slices)
+    compiles = any(one.searched for one in answer.slices)
     if not priced:
         print_blocks(outline(answer, compiles=compiles), output, stream)
     print_blocks([*compiled_blocks(answer), closing(answer)], output, stream)

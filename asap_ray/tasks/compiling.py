@@ -132,7 +132,7 @@ def read_trial(found: Compilers, tried: Tried) -> Tried:
 
 def observed(found: Compilers, tried: Tried | None) -> Observation | None:
     """What the program of a plan shows, where it compiled and its text could be read."""
-    found_ = tried.compiled if tried else None
+    found_ = tried.finding if tried else None
     if tried is None or found_ is None or found_.profile is None or found_.estimate is None:
         return None
     return observe(found_.profile, found.problems[tried.where], found_.estimate, found_.memory_parts)
@@ -140,7 +140,7 @@ def observed(found: Compilers, tried: Tried | None) -> Observation | None:
 
 def without_profile(tried: Tried) -> Tried:
     """What is kept of a compilation: a profile has thousands of ops, and lies in the cache."""
-    return replace(tried, compiled=replace(tried.compiled, profile=None))
+    return replace(tried, finding=replace(tried.finding, profile=None))
 
 
 def compile_one(config: Config, found: Compilers, where: str, estimate: Estimate, watcher: Watcher) -> Tried:
@@ -155,7 +155,7 @@ def compile_one(config: Config, found: Compilers, where: str, estimate: Estimate
     trials = Trials(
         where=where,
         bundle=found.base,
-        compiler=found.tiers[where, found.base],
+        tier=found.tiers[where, found.base],
         executor=Local(workers=workers(config)),
         clock=Clock(),
         watcher=watcher,

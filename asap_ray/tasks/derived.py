@@ -34,7 +34,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("hbm_bytes", "limit_bytes", "over_bytes", "roofline_hbm_bytes"), "double"),
     **dict.fromkeys(("took_s", "elapsed_s"), "double"),
     **dict.fromkeys(("cached", "cut"), "bool"),
-    **dict.fromkeys(("source", "compiled_with", "digest", "began_at", "ended_at"), "string"),
+    **dict.fromkeys(("source", "evidence", "digest", "began_at", "ended_at"), "string"),
 }
 """Columns of the table with their types: sizes of axes are whole, `_dcn` what of them crosses slices; times are ISO
 8601 in UTC; what is not known is null."""
@@ -69,7 +69,7 @@ def trial_rows(run: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _row(tried: Tried) -> Row:
-    found, plan, before = tried.compiled, tried.compiled.plan, tried.roofline
+    found, plan, before = tried.finding, tried.finding.plan, tried.roofline
     now = found.estimate
     return {
         "slice": tried.where,
@@ -94,7 +94,7 @@ def _row(tried: Tried) -> Row:
         **{name: getattr(tried, name) for name in ("elapsed_s", "cut")},
         "cached": found.cached,
         "source": now.source if now else "compile",
-        "compiled_with": found.compiled_with,
+        "evidence": found.evidence,
         "digest": found.digest,
     }
 

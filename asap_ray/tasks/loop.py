@@ -167,7 +167,7 @@ class Loop:
 
 def result_of(candidate: Candidate, tried: Tried) -> Result:
     """What a searcher is told of a trial."""
-    found, seen = tried.compiled, tried.observed
+    found, seen = tried.finding, tried.observed
     estimate = found.estimate
     diagnosis = diagnose_observed(seen) if seen else diagnose(estimate) if estimate else None
     return Result(
@@ -179,8 +179,9 @@ def result_of(candidate: Candidate, tried: Tried) -> Result:
         hbm_bytes=found.hbm_bytes,
         over_bytes=found.over_bytes,
         reason=found.reason,
-        source="compile",
-        evidence=found.compiled_with,
+        source=found.source,
+        evidence=found.evidence,
+        chip_hours=found.chip_hours,
         estimate=estimate,
         roofline=tried.roofline,
         observation=seen,

@@ -23,12 +23,12 @@ from asap_ray.narrowing import Narrowing
 from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
-from asap_ray.report.answer import Answer, Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.tasks.rounds import rounds_of
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from asap_ray.workload import Workload
 
-COMPILED_FIELDS = frozenset(each.name for each in fields(Compiled))
+FINDING_FIELDS = frozenset(each.name for each in fields(Finding))
 
 
 def started(ledger: Ledger, config: Config, workload: Workload, command: str, versions: Mapping[str, str]) -> None:
@@ -92,7 +92,7 @@ def began(ledger: Ledger, where: str, bundle: str, number: int, plan: Plan) -> N
 
 def tried(ledger: Ledger, found: Tried) -> None:
     """A trial has ended: how, beside what the roofline had said of its plan, and what its program shows."""
-    estimate = found.compiled.estimate
+    estimate = found.finding.estimate
     fields = {
         "slice": found.where,
         "bundle": found.bundle,
@@ -101,20 +101,20 @@ def tried(ledger: Ledger, found: Tried) -> None:
         "elapsed_s": found.elapsed_s,
         "cut": found.cut,
         "observed": asdict(found.observed) if found.observed else None,
-        "compiled": found.compiled.as_dict(),
-        "output": found.compiled.output,
+        "finding": found.finding.as_dict(),
+        "output": found.finding.output,
         "estimate": _estimate(estimate) if estimate else None,
         "roofline": _estimate(found.roofline),
     }
     ledger.append("tried", fields)
 
 
-def compiled(ledger: Ledger, found: SliceAnswer) -> None:
+def searched(ledger: Ledger, found: SliceAnswer) -> None:
     """All compilations of a slice are done: why there are no more, and what the best plan's program shows."""
-    if told := found.compilation:
+    if told := found.searched:
         observed = asdict(told.observed) if told.observed else None
         fields = {"base": told.base, "refused": dict(told.refused), "stopped": told.stopped, "observed": observed}
-        ledger.append("compiled", {"slice": found.slice.name, **fields})
+        ledger.append("searched", {"slice": found.slice.name, **fields})
 
 
 def answered(ledger: Ledger, answer: Answer) -> None:
@@ -156,18 +156,18 @@ def answer_so_far(run: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
     job = {**start["workload"], "architecture": architecture_from_mapping(start["workload"]["architecture"])}
     kept = ("versions", "wall_s", "stop_reason", "trials", "resumed", "agents", "llm")
     ended = last if last["kind"] == "answer" else {"versions": start["versions"], "wall_s": 0.0, "stop_reason": ""}
-    compilations = _compilations(run)
+    searches = _searches(run)
     return Answer(
         **{name: start[name] for name in ("task", "model", "stack", "seed", "command")},
         **{name: ended[name] for name in kept if name in ended},
         workload=Workload(**job),
-        slices=tuple(_slice_answer(event, certificates, compilations) for event in run if event["kind"] == "swept"),
+        slices=tuple(_slice_answer(event, certificates, searches) for event in run if event["kind"] == "swept"),
         baseline=_read_estimate(baseline) if baseline else None,
         run_dir=run_dir,
     )
 
 
-def _compilations(run: Sequence[Mapping[str, Any]]) -> dict[str, Compilation]:
+def _searches(run: Sequence[Mapping[str, Any]]) -> dict[str, Searched]:
     """What a compiler said of each slice by then; slices of which nothing was compiled or asked for are missing."""
     trials = [read_tried(event) for event in run if event["kind"] == "tried" and "trial" in event]
     found: dict[str, Mapping[str, Any]] = {}
@@ -176,9 +176,9 @@ def _compilations(run: Sequence[Mapping[str, Any]]) -> dict[str, Compilation]:
             found.setdefault(event["slice"], {})
         elif event["kind"] in ("tried", "trial"):  # the first is with the bundle of all
             found[event["slice"]] = {"base": event["bundle"], **found.get(event["slice"], {})}
-        elif event["kind"] == "compiled":
+        elif event["kind"] == "searched":
             found[event["slice"]] = event
-    return {where: _read_compilation(where, event, run, trials) for where, event in found.items()}
+    return {where: _read_searched(where, event, run, trials) for where, event in found.items()}
 
 
 def finished(events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]) -> list[Tried]:
@@ -202,10 +202,10 @@ def _job(workload: Workload) -> dict[str, Any]:
 
 def read_tried(event: Mapping[str, Any]) -> Tried:
     """A trial as its event tells it."""
-    estimate, told = event["estimate"], event["compiled"]
+    estimate, told = event["estimate"], event["finding"]
     roofline = _read_estimate(event["roofline"])
-    given = {name: value for name, value in told.items() if name in COMPILED_FIELDS and name != "plan"}
-    found = Compiled(
+    given = {name: value for name, value in told.items() if name in FINDING_FIELDS and name != "plan"}
+    found = Finding(
         **given,
         plan=roofline.plan,
         estimate=_read_estimate(estimate) if estimate else None,
@@ -215,7 +215,7 @@ def read_tried(event: Mapping[str, Any]) -> Tried:
         where=event["slice"],
         bundle=event["bundle"],
         roofline=roofline,
-        compiled=found,
+        finding=found,
         number=event["trial"],
         author=event["author"],
         observed=read_observation(event["observed"]) if event["observed"] else None,
@@ -224,17 +224,17 @@ def read_tried(event: Mapping[str, Any]) -> Tried:
     )
 
 
-def _read_compilation(
+def _read_searched(
     where: str, event: Mapping[str, Any], run: Sequence[Mapping[str, Any]], trials: Iterable[Tried]
-) -> Compilation:
+) -> Searched:
     here = tuple(sorted((each for each in trials if each.where == where), key=lambda each: each.number))
     observed = read_observation(event["observed"]) if event.get("observed") else None
     given = {name: event[name] for name in ("base", "refused", "stopped") if name in event}
-    return Compilation(**{"base": "", **given}, trials=here, observed=observed, rounds=rounds_of(run, where))
+    return Searched(**{"base": "", **given}, trials=here, observed=observed, rounds=rounds_of(run, where))
 
 
 def _slice_answer(
-    event: Mapping[str, Any], certificates: Mapping[str, Any], compilations: Mapping[str, Compilation]
+    event: Mapping[str, Any], certificates: Mapping[str, Any], searches: Mapping[str, Searched]
 ) -> SliceAnswer:
     found, bounds = event["diagnosis"], certificates.get(event["slice"])
     return SliceAnswer(
@@ -248,7 +248,7 @@ def _slice_answer(
         diagnosis=Diagnosis(**{**found, "evidence": tuple(found["evidence"])}) if found else None,
         too_big=tuple(map(_read_estimate, event["too_big"])),
         certificate=_read_certificate(bounds) if bounds else None,
-        compilation=compilations.get(event["slice"]),
+        searched=searches.get(event["slice"]),
     )
 
 

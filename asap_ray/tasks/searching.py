@@ -14,7 +14,7 @@ from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
 from asap_ray.knowledge import load_cards
 from asap_ray.physics.roofline import Pricer
-from asap_ray.report.answer import Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Searched, SliceAnswer, Tried
 from asap_ray.search.blackbox import black_box
 from asap_ray.search.pool import Pool, pool_of_space
 from asap_ray.search.protocol import Candidate, Searcher, best_of
@@ -65,8 +65,8 @@ class Search:
         pool = pool_for(self.setting.tiers[place], self.setting.spaces[place], self.compiling, where)
         if not len(pool):
             stopped = "0 plans compiled: asap_ray's own trainer has no program for any plan that fits"
-            told = Compilation(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
-            return replace(answer, compilation=told)
+            told = Searched(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
+            return replace(answer, searched=told)
         searcher = searcher_of(self.config, pool, self.compiling, where)
         trials = self._trials(where, self.compiling.base)
         loop = Loop(
@@ -86,16 +86,16 @@ class Search:
             stopped = loop.run()
         self._count(searcher, loop)
         found = [*loop.tried, *self._flagged(where, loop.tried)]
-        told = Compilation(base=self.compiling.base, trials=tuple(found), refused=pool.refused, stopped=stopped)
+        told = Searched(base=self.compiling.base, trials=tuple(found), refused=pool.refused, stopped=stopped)
         told = replace(told, observed=told.best.observed if told.best else None)
         certificate = certificate_after(pool, loop) or answer.certificate
-        return replace(answer, compilation=told, certificate=certificate)
+        return replace(answer, searched=told, certificate=certificate)
 
     def _trials(self, where: str, bundle: str) -> Trials:
         return Trials(
             where=where,
             bundle=bundle,
-            compiler=self.compiling.tiers[where, bundle],
+            tier=self.compiling.tiers[where, bundle],
             executor=self.executor,
             clock=self.clock,
             watcher=self.recorder,
@@ -105,7 +105,7 @@ class Search:
 
     def _flagged(self, where: str, tried: Sequence[Tried]) -> list[Tried]:
         """The best few once more with each further bundle of flags."""
-        best = Compilation(base=self.compiling.base, trials=tuple(tried)).ranked[:FLAGGED]
+        best = Searched(base=self.compiling.base, trials=tuple(tried)).ranked[:FLAGGED]
         found: list[Tried] = []
         number = len(tried)
         for bundle in self.compiling.bundles[1:]:

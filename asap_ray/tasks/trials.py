@@ -1,4 +1,4 @@
-"""Trials of plans by a compiler, side by side: what ran before is found again, and nothing starts once time is over.
+"""Trials of plans, side by side: what ran before is found again, and nothing starts once time is over.
 
 A trial that an earlier run of the same command has finished is taken from its record, and counts with the time it took
 then: so a command that was killed goes on where it was, and one that had spent its minutes has nothing left to spend.
@@ -15,30 +15,30 @@ from asap_ray.executor.protocol import Executor
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.report.answer import Tried
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 
-OUT_OF_TIME = "still compiling when budget.minutes was over"
+OUT_OF_TIME = "still going on when budget.minutes was over"
 Key = tuple[str, str, str, str]
 
 
-class Compiler(Protocol):
-    """The compile tier, as far as it is needed here."""
+class TrialTier(Protocol):
+    """A tier whose trials an executor runs, as far as it is needed here."""
 
     @property
-    def compiled_with(self) -> str:
-        """The trainer and the compiler that its results are evidence for."""
+    def evidence(self) -> str:
+        """What its results are evidence for: a trainer, and what runs it."""
         ...
 
     def job(self, plan: Plan) -> Job:
-        """The work that compiles a plan."""
+        """The work of a plan's trial."""
         ...
 
-    def known(self, plan: Plan) -> Compiled | None:
-        """What was said of a plan that was compiled before."""
+    def known(self, plan: Plan) -> Finding | None:
+        """What was said of a plan that was tried before with all the same; None where it was not."""
         ...
 
-    def read(self, outcome: Outcome) -> Compiled:
+    def read(self, outcome: Outcome) -> Finding:
         """What is said of a plan, from how its job ended."""
         ...
 
@@ -107,7 +107,7 @@ class Trials:
 
     where: str
     bundle: str
-    compiler: Compiler
+    tier: TrialTier
     executor: Executor
     clock: Clock
     watcher: Watcher
@@ -143,22 +143,22 @@ class Trials:
         return [found[each.number] for each in wanted if each.number in found]
 
     def _job(self, wanted: Wanted) -> Job:
-        job, left = self.compiler.job(wanted.roofline.plan), self.clock.left_s
+        job, left = self.tier.job(wanted.roofline.plan), self.clock.left_s
         limit = job.timeout_s if left == float("inf") else min(left, job.timeout_s or left)
         return replace(job, name=f"trial {wanted.number} {self.bundle} {job.name}", timeout_s=limit)
 
     def _ended(self, wanted: Wanted, outcome: Outcome) -> Tried:
-        compiled = self.compiler.read(outcome)
-        cut = compiled.status == "timeout" and self.clock.over
-        return self._tried(wanted, replace(compiled, reason=OUT_OF_TIME) if cut else compiled, cut=cut)
+        found = self.tier.read(outcome)
+        cut = found.status == "timeout" and self.clock.over
+        return self._tried(wanted, replace(found, reason=OUT_OF_TIME) if cut else found, cut=cut)
 
-    def _tried(self, wanted: Wanted, compiled: Compiled, *, cut: bool = False) -> Tried:
+    def _tried(self, wanted: Wanted, found: Finding, *, cut: bool = False) -> Tried:
         return self.read(
             Tried(
                 where=self.where,
                 bundle=self.bundle,
                 roofline=wanted.roofline,
-                compiled=compiled,
+                finding=found,
                 number=wanted.number,
                 author=wanted.author,
                 elapsed_s=self.clock.spent_s,
@@ -170,17 +170,15 @@ class Trials:
         """What an earlier run has on its record, or the cache has; a trial that time cut short is run again where there
         is more time now."""
         plan = wanted.roofline.plan
-        before = self.before.get((self.where, self.bundle, plan.line, self.compiler.compiled_with))
+        before = self.before.get((self.where, self.bundle, plan.line, self.tier.evidence))
         if before is not None and not (before.cut and before.elapsed_s < self.clock.limit_s):
             self.clock.find(before.elapsed_s)
-            compiled = replace(before.compiled, cached=True)
-            return replace(
-                before, roofline=wanted.roofline, compiled=compiled, number=wanted.number, author=wanted.author
-            )
-        compiled = self.compiler.known(plan)
-        return self._tried(wanted, compiled) if compiled else None
+            found = replace(before.finding, cached=True)
+            return replace(before, roofline=wanted.roofline, finding=found, number=wanted.number, author=wanted.author)
+        found = self.tier.known(plan)
+        return self._tried(wanted, found) if found else None
 
 
 def key_of(tried: Tried) -> Key:
     """What a finished trial is found by: a trial of another trainer or compiler is another trial."""
-    return tried.where, tried.bundle, tried.compiled.plan.line, tried.compiled.compiled_with
+    return tried.where, tried.bundle, tried.finding.plan.line, tried.finding.evidence

@@ -124,18 +124,18 @@ def _searched(
         )
         slices = tuple(_with_rounds(each, ledger) for each in search.run(answer.slices))
     for each in slices:
-        record.compiled(ledger, each)
+        record.searched(ledger, each)
         if each.certificate is not None:
             record.certified(ledger, each.slice.name, each.certificate)
-    tried = [each for one in slices if one.compilation for each in one.compilation.trials]
-    trials = {**answer.trials, **Counter(each.compiled.status for each in tried)}
-    told = "; ".join(f"{one.slice.name}: {one.compilation.stopped}" for one in slices if one.compilation)
+    tried = [each for one in slices if one.searched for each in one.searched.trials]
+    trials = {**answer.trials, **Counter(each.finding.status for each in tried)}
+    told = "; ".join(f"{one.slice.name}: {one.searched.stopped}" for one in slices if one.searched)
     return replace(
         answer,
         slices=slices,
         trials=trials,
         agents=search.agents,
-        resumed=any(each.compiled.cached for each in tried),
+        resumed=any(each.finding.cached for each in tried),
         stop_reason=f"{STOP_REASON}; {told}",
         wall_s=time.monotonic() - started,
         versions=versions(compiling=True),
@@ -144,10 +144,10 @@ def _searched(
 
 def _with_rounds(found: SliceAnswer, ledger: Ledger) -> SliceAnswer:
     """With what the agents decided, as the ledger has it."""
-    if found.compilation is None:
+    if found.searched is None:
         return found
     rounds = rounds_of(record.last_run(list(ledger.events())), found.slice.name)
-    return replace(found, compilation=replace(found.compilation, rounds=rounds))
+    return replace(found, searched=replace(found.searched, rounds=rounds))
 
 
 def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger) -> tuple[SliceAnswer, ...]:

@@ -19,7 +19,7 @@ from asap_ray.physics.calibration import Calibration
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.tiers.cache import Cache, default_cache
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.reading import Reader
 
@@ -61,9 +61,9 @@ class Compile:
         return toolchain.missing(self.problem.slice.chip)
 
     @property
-    def compiled_with(self) -> str:
+    def evidence(self) -> str:
         """The trainer and the compiler that its results are evidence for."""
-        return self._reader.compiled_with
+        return self._reader.evidence
 
     def job(self, plan: Plan) -> Job:
         """The work that compiles a plan; an executor must run it in a fresh process."""
@@ -78,23 +78,23 @@ class Compile:
             isolated=True,
         )
 
-    def known(self, plan: Plan) -> Compiled | None:
+    def known(self, plan: Plan) -> Finding | None:
         """What is said of a plan that was compiled before with all the same; None where it was not."""
         if self.options.cache is None:
             return None
         build = Cache(self.options.cache).read(self._key(self._request(plan)))
         return self._reader.read(plan, build, cached=True) if build else None
 
-    def read(self, outcome: Outcome) -> Compiled:
+    def read(self, outcome: Outcome) -> Finding:
         """What is said of a plan, from how its job ended."""
         plan = outcome.job.arguments[0].plan
         if outcome.status == "complete":
             return self._reader.read(plan, outcome.value, output=outcome.output)
-        return Compiled(
+        return Finding(
             plan=plan,
             status=outcome.status,
             reason=" ".join(outcome.reason.split()),
-            compiled_with=self._reader.compiled_with,
+            evidence=self._reader.evidence,
             output=outcome.output,
         )
 

@@ -16,7 +16,7 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.profile.table import Profile
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.parts import time_parts
 from asap_ray.tiers.roofline import Roofline
 
@@ -35,7 +35,7 @@ class Reader:
     calibration: Calibration
 
     @cached_property
-    def compiled_with(self) -> str:
+    def evidence(self) -> str:
         """The trainer and the compiler that results are evidence for."""
         return toolchain.compiled_with(self.problem.slice.chip)
 
@@ -45,16 +45,16 @@ class Reader:
         chip = self.problem.slice.chip
         return chip.usable_hbm_bytes - (0.0 if chip.kind == "tpu" else self.calibration.workspace_bytes)
 
-    def read(self, plan: Plan, build: Build, *, cached: bool = False, output: str = "") -> Compiled:
+    def read(self, plan: Plan, build: Build, *, cached: bool = False, output: str = "") -> Finding:
         """What a build says of its plan."""
-        told = Compiled(
+        told = Finding(
             plan=plan,
             status=build.status,
             reason=build.reason,
             limit_bytes=build.limit_bytes or self.limit_bytes,
             seconds=build.seconds,
             cached=cached,
-            compiled_with=self.compiled_with,
+            evidence=self.evidence,
             digest=build.digest,
         )
         if build.status == "failed":
@@ -65,7 +65,7 @@ class Reader:
         told = replace(told, memory_parts=parts, hbm_bytes=sum(parts.values()))
         return self._within(told, build)
 
-    def _within(self, told: Compiled, build: Build) -> Compiled:
+    def _within(self, told: Finding, build: Build) -> Finding:
         """A program that was made; whether it fits is left to us where the compiler knows no limit."""
         needed, limit = told.hbm_bytes or 0.0, told.limit_bytes or 0.0
         try:
@@ -80,7 +80,7 @@ class Reader:
             return told
         return replace(told, estimate=self.estimate(told, profile))
 
-    def _profile(self, told: Compiled, build: Build) -> Profile:
+    def _profile(self, told: Finding, build: Build) -> Profile:
         """The profile of a program.
 
         Raises:
@@ -90,7 +90,7 @@ class Reader:
         parts, buffers = told.memory_parts, largest(module)
         return profile_of(module, self.problem, told.plan, self.calibration, parts, buffers)
 
-    def estimate(self, told: Compiled, profile: Profile) -> Estimate:
+    def estimate(self, told: Finding, profile: Profile) -> Estimate:
         """What the compiler says of a plan, beside what physics alone can: its floor and its serial time."""
         problem, step = self.problem, float(profile.step_time_s)
         priced = Roofline(problem=problem, calibration=self.calibration).estimates([told.plan])[0]

@@ -16,7 +16,7 @@ from asap_ray.observation import wires
 from asap_ray.physics.estimate import TIME_PARTS
 from asap_ray.physics.wire import predicted_collectives
 from asap_ray.problem import Problem
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 
 MEMORY_PARTS = ("weights", "optimizer", "arguments", "outputs", "temporaries", "code")
 """Parts of a compiled program's memory (`tiers.reading`)."""
@@ -87,7 +87,7 @@ class Recorded:
         }
 
 
-def recorded(found: Compiled, problem: Problem, model: str, row: str = "", xla: str = "default") -> Recorded:
+def recorded(found: Finding, problem: Problem, model: str, row: str = "", xla: str = "default") -> Recorded:
     """The line of a compilation of one of a problem's plans, with bundles of flags."""
     profile, seconds = found.profile, found.seconds
     moved = wires(profile.ops, predicted_collectives(problem, found.plan)) if profile else ()
@@ -110,7 +110,7 @@ def recorded(found: Compiled, problem: Problem, model: str, row: str = "", xla: 
         flops=profile.total("flops") if profile else None,
         unpredicted=sum(each.wire_bytes for each in moved if not each.predicted) / whole if whole else None,
         core_s=seconds.get("cores") or sum(seconds.values()) or None,
-        compiled_with=found.compiled_with,
+        compiled_with=found.evidence,
         xla=xla,
         digest=found.digest,
     )

@@ -12,12 +12,12 @@ import pytest
 
 from asap_ray.plan import Plan
 from asap_ray.report import leaderboard
-from asap_ray.report.answer import Compilation, Tried
+from asap_ray.report.answer import Searched, Tried
 from asap_ray.report.compiled import difference, flag_words, memory_words, time_words, took, took_words, why
 from asap_ray.report.summary import summary
 from asap_ray.report.terminal import print_blocks, show
 from asap_ray.report.units import gigabytes, seconds
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 
 WITH = "ours@12345678, jax 0.10.2, libtpu 0.0.42"
 Maker = Callable[..., Tried]
@@ -43,18 +43,18 @@ def tried(factory: Any) -> Maker:
             "status": "complete" if found else "failed",
             "hbm_bytes": memory * roofline.hbm_bytes,
             "seconds": {"lower": 4.0, "compile": 36.0, "cores": 71.0},
-            "compiled_with": WITH,
+            "evidence": WITH,
             "digest": f"{place}",
         }
-        compiled = Compiled(plan=roofline.plan, estimate=found, **{**fields, **told})
-        return Tried(where="v5p-128", bundle=bundle, roofline=roofline, compiled=compiled)
+        compiled = Finding(plan=roofline.plan, estimate=found, **{**fields, **told})
+        return Tried(where="v5p-128", bundle=bundle, roofline=roofline, finding=compiled)
 
     return make
 
 
 def compiled(factory: Any, *trials: Tried, **changes: Any) -> Any:
-    told = Compilation(base="default", trials=trials, stopped="2 plans compiled, as many as wanted")
-    answer = factory.slice_answer(compilation=told, **changes)
+    told = Searched(base="default", trials=trials, stopped="2 plans compiled, as many as wanted")
+    answer = factory.slice_answer(searched=told, **changes)
     return factory.answer(answer, trials={"complete": len(trials)})
 
 
@@ -80,7 +80,7 @@ def test_step_and_memory_are_explained_against_the_roofline(factory: Any) -> Non
 
 def test_ranks_are_the_compilers(tried: Maker) -> None:
     first, second, third = tried(0, 1.4), tried(1, 1.1), tried(2, None, status="infeasible", over_bytes=3e9)
-    told = Compilation(base="default", trials=(first, second, third))
+    told = Searched(base="default", trials=(first, second, third))
     assert told.ranked == (second, first)
     assert told.best is second
     assert told.unfinished == (third,)
@@ -100,14 +100,12 @@ def test_bundles_are_told_from_no_ops(tried: Maker) -> None:
     base = tried(0, 1.1)
     same, faster = tried(0, 1.1, bundle="async"), tried(0, 1.0, bundle="vmem", digest="other")
     refused = tried(0, None, bundle="odd", reason="No such compile option: 'xla_x'", digest="")
-    told = Compilation(base="default", trials=(base, same, faster, refused))
+    told = Searched(base="default", trials=(base, same, faster, refused))
     assert flag_words(told, same) == "no-op: the program is the same, instruction by instruction"
     assert flag_words(told, faster).startswith("matmul -6.00 s")  # 60% of the 10 s
     assert flag_words(told, refused) == "failed: No such compile option: 'xla_x'"
     assert told.best is faster
-    assert Compilation(base="default", trials=(base, same)).best is base, (
-        "a no-op does not take the place of the default"
-    )
+    assert Searched(base="default", trials=(base, same)).best is base, "a no-op does not take the place of the default"
 
 
 def test_the_answer_and_its_files_rest_on_the_compiler(factory: Any, tried: Maker) -> None:

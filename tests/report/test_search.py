@@ -9,12 +9,12 @@ import pytest
 
 from asap_ray.plan import Plan
 from asap_ray.report import page as pages
-from asap_ray.report.answer import Compilation, SliceAnswer, Tried
+from asap_ray.report.answer import Searched, SliceAnswer, Tried
 from asap_ray.report.bars import TIME_COLOURS
 from asap_ray.report.rounds import Proposed, Round
 from asap_ray.report.search import accuracy_rows, closed_rows, round_words, search_blocks
 from asap_ray.report.search_chart import author_colours, search_chart
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 
 STEPS = (110.0, None, 105.0, 120.0)
 """What four trials came to, in seconds; the roofline had said 100 s of each, between 90 and 120 s."""
@@ -24,14 +24,14 @@ AUTHORS = ("playbook", "playbook", "sampler", "playbook")
 def tried(factory: Any, number: int, line: str, step: float | None, author: str) -> Tried:
     priced = factory.estimate(line, 100.0, hbm_bytes=80e9)
     parts = dict.fromkeys(TIME_COLOURS, 0.0) | priced.time_parts
-    found = Compiled(
+    found = Finding(
         plan=Plan.parse(line),
         status="complete" if step else "infeasible",
         over_bytes=0.0 if step else 3e9,
         hbm_bytes=88e9,
         estimate=replace(priced, step_time_s=step, source="compile", time_parts=parts) if step else None,
     )
-    return Tried(where="v5p-128", bundle="base", roofline=priced, compiled=found, number=number, author=author)
+    return Tried(where="v5p-128", bundle="base", roofline=priced, finding=found, number=number, author=author)
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def searched(factory: Any) -> SliceAnswer:
             lifted=({**fault, "reason": "one of its plans is expected to be faster"},),
         ),
     )
-    told = Compilation(base="base", trials=trials, refused={"zero": 7}, stopped="done", rounds=rounds)
-    return factory.slice_answer(compilation=told)
+    told = Searched(base="base", trials=trials, refused={"zero": 7}, stopped="done", rounds=rounds)
+    return factory.slice_answer(searched=told)
 
 
 def test_predictions_are_held_against_what_came(searched: SliceAnswer) -> None:
-    assert searched.compilation is not None
-    step, memory, agents = accuracy_rows(searched.compilation)
+    assert searched.searched is not None
+    step, memory, agents = accuracy_rows(searched.searched)
     # 110, 105 and 120 s where 100 s were said: the median is 1.10x, off by 1/11, at most by 1/6; all within 90 to 120.
     assert step == ("step", "roofline", "3", "1.10x", "9.1%", "16.7%", "100.0%")
     assert memory == ("memory", "roofline", "3", "1.10x", "9.1%", "9.1%", "-")
@@ -88,8 +88,8 @@ def test_predictions_are_held_against_what_came(searched: SliceAnswer) -> None:
 
 
 def test_each_rule_and_each_agent_is_named_with_what_it_removed(searched: SliceAnswer) -> None:
-    assert searched.compilation is not None
-    rows = closed_rows(searched, searched.compilation)
+    assert searched.searched is not None
+    rows = closed_rows(searched, searched.searched)
     assert ("rule", "heads_divide", "800,000", "not legal") in rows
     assert ("rule", "memory", "333,333", "too big by the roofline") in rows
     assert ("trainer", "zero", "7", "asap_ray's trainer has no program") in rows
@@ -100,7 +100,7 @@ def test_each_rule_and_each_agent_is_named_with_what_it_removed(searched: SliceA
 
 
 def test_a_round_tells_what_was_known_tried_and_found(searched: SliceAnswer) -> None:
-    assert searched.compilation is not None
+    assert searched.searched is not None
     first, second, *_ = search_blocks(searched)
     assert first.grid is not None
     assert [row[4] for row in first.grid.rows] == ["110 s", "does not fit"]
@@ -109,14 +109,14 @@ def test_a_round_tells_what_was_known_tried_and_found(searched: SliceAnswer) -> 
     # Trial 0 is the only one that had come to a step time before the second round.
     assert dict(second.facts)["best so far"].startswith("110 s in trial 0, bound by ")
     assert dict(second.facts)["open"] == "700 plans; closed: tried 2, floor 98, narrowed 200"
-    head = round_words(searched.compilation.rounds[1], searched.compilation)
+    head = round_words(searched.searched.rounds[1], searched.searched)
     assert head.startswith("best so far 110 s, bound by ")
     assert head.endswith("2 trials, 1 refuted, 2 refused")
 
 
 def test_the_curve_falls_to_the_best_step_of_each_trial(searched: SliceAnswer) -> None:
-    assert searched.compilation is not None
-    foretold, best, done, lost = (layer["data"]["values"] for layer in search_chart(searched.compilation)["layer"])
+    assert searched.searched is not None
+    foretold, best, done, lost = (layer["data"]["values"] for layer in search_chart(searched.searched)["layer"])
     assert [(row["trial"], row["step"]) for row in best] == [(0, 110.0), (1, 110.0), (2, 105.0), (3, 105.0)]
     assert [row["step"] for row in foretold] == [100.0] * 4
     assert [(row["trial"], row["step"], row["by"]) for row in done] == [
@@ -125,16 +125,16 @@ def test_the_curve_falls_to_the_best_step_of_each_trial(searched: SliceAnswer) -
         (3, 120.0, "playbook"),
     ]
     assert [(row["trial"], row["came to"]) for row in lost] == [(1, "does not fit")]
-    assert list(author_colours(searched.compilation)) == ["playbook", "sampler", "best so far", "roofline"]
+    assert list(author_colours(searched.searched)) == ["playbook", "sampler", "best so far", "roofline"]
 
 
 def test_the_page_shows_the_search(factory: Any, searched: SliceAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "vega", lambda: "")
     evil = "<img src=x>"
-    told = searched.compilation
+    told = searched.searched
     assert told is not None
     rounds = (replace(told.rounds[0], refusals=({"plan": evil, "author": evil, "card": evil, "reason": evil},)),)
-    text = pages.page(factory.answer(replace(searched, compilation=replace(told, rounds=(*rounds, told.rounds[1])))))
+    text = pages.page(factory.answer(replace(searched, searched=replace(told, rounds=(*rounds, told.rounds[1])))))
     for words in ('id="0-search"', "Round 2", "Because.; refuted: slower", "What rules and agents removed"):
         assert words in text, words
     assert evil not in text

@@ -12,7 +12,7 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.tiers.compile import CompileOptions
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.roofline import Roofline
 
@@ -33,7 +33,7 @@ class Pretend:
     calibration: Calibration
     options: CompileOptions = field(default_factory=CompileOptions)
     verdict: ClassVar[Verdict] = staticmethod(slower)
-    cache: ClassVar[dict[Any, Compiled]] = {}
+    cache: ClassVar[dict[Any, Finding]] = {}
     lacking: ClassVar[str] = ""
     compiled: ClassVar[list[str]] = []
 
@@ -43,29 +43,29 @@ class Pretend:
         return self.lacking or (toolchain.missing(chip) if chip.vendor == "amd" or chip.name == "v3" else "")
 
     @property
-    def compiled_with(self) -> str:
+    def evidence(self) -> str:
         return WITH
 
-    def known(self, plan: Plan) -> Compiled | None:
+    def known(self, plan: Plan) -> Finding | None:
         found = self.cache.get(self._key(plan))
         return replace(found, cached=True) if found else None
 
     def job(self, plan: Plan) -> Job:
         return Job(name=plan.line, work=self._compile, arguments=(plan,), timeout_s=self.options.timeout_s)
 
-    def read(self, outcome: Outcome) -> Compiled:
+    def read(self, outcome: Outcome) -> Finding:
         return outcome.value
 
     def _key(self, plan: Plan) -> Any:
         return self.problem.slice.name, plan, tuple(sorted(self.options.flags.items()))
 
-    def _compile(self, plan: Plan) -> Compiled:
+    def _compile(self, plan: Plan) -> Finding:
         self.compiled.append(plan.line)
         told = dict(type(self).verdict(plan, self.options.flags))
         scale, memory, status = told.pop("step", 1.0), told.pop("memory", 1.0), told.get("status", "complete")
         priced = Roofline(problem=self.problem, calibration=self.calibration).estimates([plan])[0]
         needed = memory * priced.hbm_bytes
-        made = Compiled(
+        made = Finding(
             plan=plan,
             status="complete",
             hbm_bytes=needed,
@@ -73,7 +73,7 @@ class Pretend:
             estimate=_scaled(priced, scale, memory) if status == "complete" else None,
             memory_parts={name: memory * value for name, value in priced.memory_parts.items()},
             seconds={"lower": 5.0, "compile": 30.0},
-            compiled_with=WITH,
+            evidence=WITH,
             digest=f"{plan.line} {told.pop('program', sorted(self.options.flags))}",
         )
         made = replace(made, **told)

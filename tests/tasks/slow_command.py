@@ -11,7 +11,7 @@ from asap_ray.__main__ import main
 from asap_ray.executor.local import Local
 from asap_ray.plan import Plan
 from asap_ray.tasks import compiling
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from tests.tasks.pretend import Pretend
 
 COMPILED = "ASAP_RAY_TEST_COMPILED"
@@ -20,7 +20,7 @@ COMPILED = "ASAP_RAY_TEST_COMPILED"
 class Slow(Pretend):
     """Each compilation is a line in a file, once it is done."""
 
-    def _compile(self, plan: Plan) -> Compiled:
+    def _compile(self, plan: Plan) -> Finding:
         time.sleep(0.3)
         made = super()._compile(plan)
         with open(os.environ[COMPILED], "a") as file:

@@ -46,13 +46,13 @@ def test_the_answer_is_the_compilers_best(command, pretend, monkeypatch: pytest.
         pretend, monkeypatch, {"step": 3.0}, {"status": "infeasible", "over_bytes": 2e9}, {"step": 1.2, "memory": 1.5}
     )
     found = answer(command(*TINY, "budget.compile=3", "output=json"))
-    told = found["compilation"]
+    told = found["searched"]
     steps = {each["plan"]: each["step_time_s"] for each in told["plans"] if each["status"] == "complete"}
     assert found["best"]["source"] == "compile"
     assert found["best"]["step_time_s"] == min(steps.values()) == steps[found["best"]["line"]]
     assert found["trials"] == {"complete": 3, "pruned": 0, "infeasible": 1, "failed": 0, "timeout": 0}
     assert len(pretend.compiled) == 4
-    assert (told["compiled_with"], told["refused"]) == (WITH, {})
+    assert (told["evidence"], told["refused"]) == (WITH, {})
     assert found["best"]["hbm_bytes"] == pytest.approx(
         1.5 * next(e["roofline"]["hbm_bytes"] for e in told["plans"] if e["plan"] == found["best"]["line"]),
         rel=NEAR,
@@ -74,11 +74,11 @@ def test_each_outcome_is_an_event_and_the_answer_can_be_rebuilt(
     found = answer(command(*TINY, "budget.compile=2", "output=json"))
     events = list(Ledger(Path("run")).events())
     kinds = [event["kind"] for event in events]
-    assert (kinds[:3], kinds[-4:]) == (["start", "swept", "certificate"], ["stop", "compiled", "certificate", "answer"])
+    assert (kinds[:3], kinds[-4:]) == (["start", "swept", "certificate"], ["stop", "searched", "certificate", "answer"])
     counts = Counter(kinds)
     assert counts["tried"] == counts["trial"] == counts["proposal"] == counts["verdict"] == 3
     assert counts["round"] == 1
-    assert [event["compiled"]["status"] for event in events if event["kind"] == "tried"].count("failed") == 1
+    assert [event["finding"]["status"] for event in events if event["kind"] == "tried"].count("failed") == 1
     assert [event["output"] for event in events if event["kind"] == "tried" and event["output"]] == ["why"]
     assert summary(record.answer_of(events, Path("run").absolute())) == found
 
@@ -90,7 +90,7 @@ def test_the_same_command_again_compiles_nothing(command, pretend) -> None:
     assert len(pretend.compiled) == made == 2
     assert (first["resumed"], second["resumed"]) == (False, True)
     assert second["best"] == first["best"]
-    assert all(each["cached"] for each in second["compilation"]["plans"])
+    assert all(each["cached"] for each in second["searched"]["plans"])
 
 
 @pytest.mark.usefixtures("drawn_page")
@@ -141,7 +141,7 @@ def test_nothing_that_compiles_leaves_the_roofline_with_the_reason(
 def test_a_plan_that_the_compiler_refuses_is_not_the_answer(command, pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     judged(pretend, monkeypatch, {"status": "infeasible", "over_bytes": 1e9}, {"status": "failed", "reason": "crash"})
     found = answer(command(*TINY, "output=json"))
-    refused = {each["plan"] for each in found["compilation"]["plans"] if each["status"] == "infeasible"}
+    refused = {each["plan"] for each in found["searched"]["plans"] if each["status"] == "infeasible"}
     assert found["best"]["source"] == "roofline"
     assert found["best"]["line"] not in refused
 
@@ -161,7 +161,7 @@ def test_further_bundles_are_tried_on_the_best_two_and_a_no_op_is_no_tie(
     monkeypatch.setattr(pretend, "verdict", staticmethod(verdict))
     bundles = "compile.xla=[default,pipelined,vmem,data_parallel]"
     found = answer(command(*TINY, "budget.compile=3", bundles, "output=json"))
-    flagged = [each for each in found["compilation"]["plans"] if each["bundle"] != "default"]
+    flagged = [each for each in found["searched"]["plans"] if each["bundle"] != "default"]
     assert len(flagged) == 6
     assert {(each["bundle"], each["no_op"]) for each in flagged} == {
         ("pipelined", True), ("vmem", False), ("data_parallel", False),
@@ -178,7 +178,7 @@ def test_slices_share_the_budget_and_each_is_told(command, pretend) -> None:
     words = ("+model=tiny", "hardware=[v5e-4,v5p-8]", "run_dir=run", "tiers=[roofline,compile]", "budget.compile=3")
     ended = command(*words, "output=plain")
     found = json.loads(Path("run/summary.json").read_text())
-    counts = [len(each["compilation"]["plans"]) for each in found["hardware_ranking"]]
+    counts = [len(each["searched"]["plans"]) for each in found["hardware_ranking"]]
     assert sorted(counts) == [1, 2]
     assert {each["best"]["source"] for each in found["hardware_ranking"]} == {"compile"}
     assert ended.out.count("by the compiler:") == 2
@@ -189,7 +189,7 @@ def test_our_trainer_has_no_program_for_some_plans_of_other_stacks(command, pret
     found = answer(command(*words, "space.fix={tensor: 2, sequence_parallel: false}", "output=json"))
     assert found["best"]["source"] == "roofline"
     assert pretend.compiled == []
-    assert "sequence_parallel" in found["compilation"]["refused"]
+    assert "sequence_parallel" in found["searched"]["refused"]
     assert "0 plans compiled: asap_ray's own trainer has no program" in found["stop_reason"]
 
 

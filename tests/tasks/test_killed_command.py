@@ -65,7 +65,7 @@ def test_the_same_command_after_a_kill_ends_as_if_nothing_had_been(tmp_path: Pat
         time.sleep(0.05)  # until there is something to lose; the run's own end bounds it
     process.kill()
     process.communicate()
-    finished = {event["compiled"]["plan"] for event in tried(killed)}
+    finished = {event["finding"]["plan"] for event in tried(killed)}
     assert 2 <= len(finished) < 6
     for folder, executor in ((killed, "ray"), (whole, "local")):
         process = command(folder, executor)

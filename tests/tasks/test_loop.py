@@ -43,7 +43,7 @@ def test_a_run_that_was_killed_repeats_no_finished_trial(command, pretend: type[
     Path("killed").mkdir()
     # Killed while the fifth result is written: a torn line ends the file.
     (Path("killed") / "events.jsonl").write_text("".join(lines[: tried[4]]) + lines[tried[4]][:50])
-    done = {json.loads(lines[i])["compiled"]["plan"] for i in tried[:4]}
+    done = {json.loads(lines[i])["finding"]["plan"] for i in tried[:4]}
     pretend.cache.clear()
     pretend.compiled.clear()
     again = answer(command(*LOOP, "run_dir=killed"))
@@ -111,7 +111,7 @@ def test_auto_without_a_compiler_is_the_roofline_alone(command, monkeypatch: pyt
     monkeypatch.setattr(compiling, "installed", lambda setting, ours: False)
     found = answer(command("+model=tiny", "hardware=v5e-4", "output=json"))
     assert found["stop_reason"] == "exact: the roofline priced every legal plan"
-    assert "compilation" not in found
+    assert "searched" not in found
 
 
 def test_a_sampler_whose_package_is_missing_ends_before_anything_starts(

@@ -216,9 +216,9 @@ def test_the_table_has_a_row_a_trial(command, searched: dict[str, Any]) -> None:
     assert [row["trial"] for row in rows] == sorted(ended)
     for row in rows:
         event, plan = ended[row["trial"]], Plan.parse(row["plan"])
-        assert row["plan"] == event["compiled"]["plan"]
+        assert row["plan"] == event["finding"]["plan"]
         assert (row["fsdp"], row["tensor"], row["remat"]) == (plan.axes["fsdp"], plan.axes["tensor"], plan.remat)
-        assert row["step_time_s"] == event["compiled"]["step_time_s"]
+        assert row["step_time_s"] == event["finding"]["step_time_s"]
         assert row["roofline_step_time_s"] == event["roofline"]["step_time_s"]
         assert row["ended_at"] == event["at"] >= row["began_at"]
     assert [row["over_bytes"] for row in rows if row["status"] == "infeasible"] == [OVER]
@@ -232,11 +232,11 @@ def test_optuna_reads_the_journal(command, searched: dict[str, Any]) -> None:
     assert len({frozenset(each.params) for each in trials}) == 1
     for each in trials:
         event = ended[each.number]
-        assert each.state == states[event["compiled"]["status"]]
-        assert each.value == event["compiled"]["step_time_s"]
-        assert each.user_attrs["plan"] == event["compiled"]["plan"]
-        assert each.params["fsdp"] == Plan.parse(event["compiled"]["plan"]).axes["fsdp"]
-        assert (max(each.constraints.values()) > 0) == (event["compiled"]["status"] == "infeasible")
+        assert each.state == states[event["finding"]["status"]]
+        assert each.value == event["finding"]["step_time_s"]
+        assert each.user_attrs["plan"] == event["finding"]["plan"]
+        assert each.params["fsdp"] == Plan.parse(event["finding"]["plan"]).axes["fsdp"]
+        assert (max(each.constraints.values()) > 0) == (event["finding"]["status"] == "infeasible")
     fastest = min(trials, key=lambda each: each.value or float("inf"))
     assert fastest.user_attrs["plan"] == searched["best"]["line"]
 
@@ -259,7 +259,7 @@ def test_the_report_of_a_search_can_be_rebuilt_from_its_events(
     monkeypatch.setattr(tune, "write_report", lambda answer, folder: reported.append(answer) or write(answer, folder))
     assert command(*RUN, "tiers=[roofline,compile]", "budget.trials=4").status == 0
     rebuilt = answer_of(events(), Path("run").absolute())
-    found, told = rebuilt.winner.compilation, reported[0].winner.compilation
+    found, told = rebuilt.winner.searched, reported[0].winner.searched
     assert found is not None
     assert told is not None
     assert found.rounds == told.rounds

@@ -15,7 +15,7 @@ from asap_ray.search.blackbox import InOrder, by_roofline
 from asap_ray.search.pool import Pool
 from asap_ray.tasks.loop import ATTEMPTS, FAILURES, Budget, Loop
 from asap_ray.tasks.trials import OUT_OF_TIME, Clock, Trials, Wanted, key_of
-from asap_ray.tiers.compiled import Compiled
+from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 from tests.agents.doubles import small_pool
 
@@ -32,24 +32,24 @@ class Scripted:
     ends: Callable[[int], str] = lambda n: "complete"
     cached: frozenset[str] = frozenset()
     asked: list[str] = field(default_factory=list)
-    compiled_with: str = "ours@1"
+    evidence: str = "ours@1"
     estimate: Estimate | None = None
 
-    def known(self, plan: Plan) -> Compiled | None:
+    def known(self, plan: Plan) -> Finding | None:
         return replace(self._made(plan, "complete"), cached=True) if plan.line in self.cached else None
 
     def job(self, plan: Plan) -> Job:
         self.asked.append(plan.line)
         return Job(name=plan.line, work=self._made, arguments=(plan, self.ends(len(self.asked) - 1)), timeout_s=900.0)
 
-    def read(self, outcome: Outcome) -> Compiled:
+    def read(self, outcome: Outcome) -> Finding:
         if outcome.status == "complete":
             return outcome.value
-        return Compiled(plan=outcome.job.arguments[0], status=outcome.status, compiled_with=self.compiled_with)
+        return Finding(plan=outcome.job.arguments[0], status=outcome.status, evidence=self.evidence)
 
-    def _made(self, plan: Plan, status: str) -> Compiled:
+    def _made(self, plan: Plan, status: str) -> Finding:
         estimate = self.estimate if status == "complete" else None
-        return Compiled(plan=plan, status=status, estimate=estimate, compiled_with=self.compiled_with)  # pyright: ignore[reportArgumentType]
+        return Finding(plan=plan, status=status, estimate=estimate, evidence=self.evidence)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
@@ -101,7 +101,7 @@ def trials_of(compiler: Scripted, slots: Slots, before: Sequence[Tried] = (), li
     return Trials(
         where="v5e-4",
         bundle="default",
-        compiler=compiler,
+        tier=compiler,
         executor=slots,
         clock=clock,
         watcher=Watching(),
@@ -118,7 +118,7 @@ def test_results_come_in_the_order_asked_for_however_they_ran(pool: Pool, worker
     compiler = Scripted()
     found = trials_of(compiler, Slots(workers)).run(wanted(pool, 5))
     assert [each.number for each in found] == [0, 1, 2, 3, 4]
-    assert [each.compiled.plan for each in found] == [pool.plan(n) for n in range(5)]
+    assert [each.finding.plan for each in found] == [pool.plan(n) for n in range(5)]
     assert compiler.asked == [pool.plan(n).line for n in range(5)]
 
 
@@ -126,7 +126,7 @@ def test_what_was_compiled_before_is_told_without_a_job(pool: Pool) -> None:
     compiler = Scripted(cached=frozenset({pool.plan(0).line, pool.plan(2).line}))
     found = trials_of(compiler, Slots(2)).run(wanted(pool, 4))
     assert compiler.asked == [pool.plan(1).line, pool.plan(3).line]
-    assert [each.compiled.cached for each in found] == [True, False, True, False]
+    assert [each.finding.cached for each in found] == [True, False, True, False]
 
 
 def test_finished_trials_are_found_again_with_the_time_they_took(pool: Pool) -> None:
@@ -134,15 +134,15 @@ def test_finished_trials_are_found_again_with_the_time_they_took(pool: Pool) -> 
     before = first.run(wanted(pool, 5))
     # By hand: trials end at 10, 20, 30 and 35 s, the fourth because time is over; the fifth never starts.
     assert [each.elapsed_s for each in before] == [10.0, 20.0, 30.0, 35.0]
-    assert [each.compiled.status for each in before] == ["complete", "failed", "complete", "timeout"]
-    assert (before[3].cut, before[3].compiled.reason) == (True, OUT_OF_TIME)
+    assert [each.finding.status for each in before] == ["complete", "failed", "complete", "timeout"]
+    assert (before[3].cut, before[3].finding.reason) == (True, OUT_OF_TIME)
 
     compiler = Scripted()
     again = trials_of(compiler, Slots(), before, limit=35.0)
     found = again.run(wanted(pool, 5))
     assert compiler.asked == []
-    assert [each.compiled.status for each in found] == [each.compiled.status for each in before]
-    assert all(each.compiled.cached for each in found)
+    assert [each.finding.status for each in found] == [each.finding.status for each in before]
+    assert all(each.finding.cached for each in found)
     assert again.clock.over
 
 
@@ -156,7 +156,7 @@ def test_with_more_time_what_time_cut_short_runs_again_and_nothing_else(pool: Po
 
 def test_trials_of_another_compiler_run_again(pool: Pool) -> None:
     before = trials_of(Scripted(), Slots()).run(wanted(pool, 2))
-    compiler = Scripted(compiled_with="ours@2")
+    compiler = Scripted(evidence="ours@2")
     trials_of(compiler, Slots(), before).run(wanted(pool, 2))
     assert len(compiler.asked) == 2
 

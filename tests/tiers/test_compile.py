@@ -100,7 +100,7 @@ class TestOutcomes:
         told = tier().read(outcome(tier(), status=status, reason="its process was ended by SIGSEGV", output="F0000 x"))
         assert (told.plan, told.status, told.reason) == (PLAN, status, "its process was ended by SIGSEGV")
         assert told.output == "F0000 x"
-        assert told.compiled_with.startswith("ours@")
+        assert told.evidence.startswith("ours@")
 
     def test_a_program_that_no_reader_knows_still_tells_its_memory(self) -> None:
         told = tier().read(outcome(tier(), value=BUILD))
@@ -109,11 +109,11 @@ class TestOutcomes:
         assert told.hbm_bytes == pytest.approx(142)
 
     def test_every_result_names_trainer_and_compiler(self) -> None:
-        names = tier().read(outcome(tier(), value=BUILD)).compiled_with
+        names = tier().read(outcome(tier(), value=BUILD)).evidence
         assert names.split(", ")[0] == f"ours@{toolchain.source_hash(toolchain.TRAINER)[:8]}"
         assert ", jax " in names
         assert ", libtpu " in names
-        assert "jax-cuda12-pjrt" in tier("h100x8").read(outcome(tier("h100x8"), value=BUILD)).compiled_with
+        assert "jax-cuda12-pjrt" in tier("h100x8").read(outcome(tier("h100x8"), value=BUILD)).evidence
 
 
 class TestJobs:

@@ -1,4 +1,4 @@
-"""The record of compilations: what is written is read back, with what is not known left open."""
+"""The record of searches: what is written is read back, with what is not known left open."""
 
 from __future__ import annotations
 

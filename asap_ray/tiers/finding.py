@@ -1,4 +1,4 @@
-"""What the compile tier says of one plan."""
+"""What a trial says of one plan, whichever tier made it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Any, Literal
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 
+Status = Literal["complete", "pruned", "infeasible", "failed", "timeout"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compiled:
-    """How the compilation of a plan ended, and what the compiler says of it.
+class Finding:
+    """How the trial of a plan ended, and what it came to.
 
-    `hbm_bytes` is what a device needs, `limit_bytes` what it has for a program, `over_bytes` how much is missing (0
-    where it fits); None where the compiler came to no figure. `memory_parts` are bytes of one device and sum to
-    `hbm_bytes`. `estimate` and `profile` are there where the status is complete. `seconds` is what the compilation
-    took when it was made, by step; `cached` says that it was made before. `compiled_with` names the trainer and the
-    compiler: it is evidence for that trainer alone. `digest` is a hash of the program: the same digest is the same
-    program. `output` is the end of what the compiler wrote where it failed.
+    `source` is the tier. `hbm_bytes` is what a device needs, `limit_bytes` what it has for a program, `over_bytes` how
+    much is missing (0 where it fits); None where the trial came to no figure. `memory_parts` are bytes of one device
+    and sum to `hbm_bytes`. `estimate` is there where there is a step time, `profile` where its program could be read.
+    `seconds` is what the trial took when it was made, by step; `cached` says that it was made before. `evidence` names
+    the trainer and what ran it, a compiler or devices: it is evidence for that trainer alone. `digest` is a hash of
+    the program: the same digest is the same program. `output` is the end of what was written where it failed.
+    `facts` are other figures of the trial, by name; `chip_hours` is what it held chips for.
     """
 
     plan: Plan
-    status: Literal["complete", "infeasible", "failed", "timeout"]
+    status: Status
+    source: str = "compile"
     reason: str = ""
     hbm_bytes: float | None = None
     limit_bytes: float | None = None
@@ -33,15 +37,18 @@ class Compiled:
     estimate: Estimate | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     cached: bool = False
-    compiled_with: str = ""
+    evidence: str = ""
     digest: str = ""
     output: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    chip_hours: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the profile and the estimate, which are written on their own."""
         return {
             "plan": self.plan.line,
             "status": self.status,
+            "source": self.source,
             "reason": self.reason,
             "hbm_bytes": self.hbm_bytes,
             "limit_bytes": self.limit_bytes,
@@ -50,6 +57,8 @@ class Compiled:
             "step_time_s": self.estimate.step_time_s if self.estimate else None,
             "seconds": dict(self.seconds),
             "cached": self.cached,
-            "compiled_with": self.compiled_with,
+            "evidence": self.evidence,
             "digest": self.digest,
+            "facts": dict(self.facts),
+            "chip_hours": self.chip_hours,
         }
