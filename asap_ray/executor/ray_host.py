@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import ray
 from ray.job_config import JobConfig
 
-from asap_ray.executor.local import GRACE_S, told
+from asap_ray.executor.fresh import GRACE_S, told
 from asap_ray.executor.ray_end import ask, become_sweep, end
 
 STORE_BYTES = 100_000_000

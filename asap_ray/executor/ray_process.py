@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from asap_ray.errors import AsapError, ConfigError
-from asap_ray.executor.local import told
+from asap_ray.executor.fresh import told
 from asap_ray.executor.ray_start import ANSWER_S, Host, cluster_of, started
 from asap_ray.tiers.protocol import Job, Outcome
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace as with_changes
 
 from asap_ray.executor import local
-from asap_ray.executor.local import told
+from asap_ray.executor.fresh import told
 from asap_ray.tiers.protocol import Job, Outcome
 
 NOBODY = Job(name="", work=print)

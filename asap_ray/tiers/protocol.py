@@ -12,6 +12,33 @@ from asap_ray.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Gang:
+    """Hosts that run one job together, all or none.
+
+    `per_host` is what a cluster sets aside on each of them, such as {"CPU": 1}, {"GPU": 8} or {"TPU": 4}. TPU hosts are
+    those of slices: `topology` is that of a slice in chips, such as 4x4, `accelerator` Ray's name of the chip, such as
+    TPU-V6E, and so many hosts are one such slice or several.
+    """
+
+    hosts: int
+    per_host: Mapping[str, float]
+    topology: str = ""
+    accelerator: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where in a gang a process is: its rank of so many hosts, and HOST:PORT, free a moment ago, on the host of rank 0.
+
+    They are what `jax.distributed.initialize(coordinator, hosts, rank)` takes.
+    """
+
+    rank: int
+    hosts: int
+    coordinator: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A piece of work for an executor: `work(*arguments)` in some process; all of it can be pickled.
 
@@ -19,6 +46,10 @@ class Job:
     has a process of its own also where it is alone, and what it writes (compilers talk a lot) is kept, not shown.
     `cores` and `resources` (such as {"TPU": 4}) are what a cluster sets aside for it, on one node; an executor on this
     machine counts jobs instead.
+
+    The work of a `gang` is `work(*arguments, place)`, in a fresh process on each host at once. Its value is that of
+    rank 0; if one host fails the others are ended, and the reason says which. `memory_bytes` and the deadline are each
+    host's, and `Gang.per_host` stands in for `cores` and `resources`.
     """
 
     name: str
@@ -29,6 +60,7 @@ class Job:
     isolated: bool = False
     cores: float = 1.0
     resources: Mapping[str, float] = field(default_factory=dict)
+    gang: Gang | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 from asap_ray.errors import AsapError, ConfigError, DoesNotFitError
+from asap_ray.tiers.protocol import Place
 
 
 def add(a: int, b: int) -> int:
@@ -150,3 +152,36 @@ def complains_and_dies() -> None:
 def _write(path: str, text: str) -> None:
     Path(f"{path}.new").write_text(text)
     os.replace(f"{path}.new", path)
+
+
+def place_of(folder: str, place: Place) -> tuple[int, int, str, int]:
+    """Says where in its gang it is once all of it are there; its process is the last of what it returns."""
+    _write(f"{folder}/{place.rank}", str(os.getpid()))
+    while len([path for path in Path(folder).iterdir() if path.suffix != ".new"]) < place.hosts:
+        time.sleep(0.01)
+    return place.rank, place.hosts, place.coordinator, os.getpid()
+
+
+def one_fails(folder: str, how: str, place: Place) -> None:
+    """Of a gang that is all there rank 1 fails, and the others wait for ever."""
+    place_of(folder, place)
+    if place.rank == 1:
+        {"killed": killed, "refuses": refuse, "slips": slip, "leaves": lambda: leave(3), "waits": lambda: None}[how]()
+    if place.rank != 1 or how == "waits":
+        time.sleep(600)
+
+
+def last_to_end(folder: str, place: Place) -> str:
+    """Rank 0 is done at once, and needs at its end what rank 1 does a while later, as a coordinator does."""
+    if place.rank == 1:
+        time.sleep(3.0)
+        _write(f"{folder}/done", "")
+        return ""
+    atexit.register(_wait_for, f"{folder}/done", f"{folder}/ended well")
+    return "rank 0"
+
+
+def _wait_for(path: str, then: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    _write(then, "")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -214,13 +215,17 @@ def test_one_job_without_a_deadline_runs_in_this_process() -> None:
         only(local.run([job(chores.slip, timeout_s=None)], 4))
 
 
+def processes(running: Sequence[local._Running]) -> list[BaseProcess]:
+    return [process.process for each in running for process in each.left]
+
+
 def test_a_start_does_not_reap_a_job_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each start of a process reaps the children that have ended, before they are looked at here: made certain.
     looked = local._wait
 
     def wait(running: Sequence[local._Running]) -> None:
-        for each in running:
-            local.wait([each.process.sentinel])
+        for process in processes(running):
+            local.wait([process.sentinel])
         multiprocessing.active_children()  # reaps, as a start does
         looked(running)
 
@@ -237,9 +242,9 @@ def test_a_job_that_something_else_reaped_is_told_and_never_signalled(monkeypatc
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
 
     def wait(running: Sequence[local._Running]) -> None:
-        for each in running:
-            local.wait([each.process.sentinel])
-            os.waitpid(each.process.pid or 0, 0)
+        for process in processes(running):
+            local.wait([process.sentinel])
+            os.waitpid(process.pid or 0, 0)
 
     monkeypatch.setattr(local, "_wait", wait)
     assert only(local.run([job(chores.add, 1, 1)], 1)).value == 2
