@@ -64,4 +64,6 @@ def _outside(problem: Problem, plan: Plan, program: Problem | None) -> str:
         return f"not legal: {error}"
     if fault:
         return f"not legal, rule {fault[0]}: {fault[1]}"
-    return f"does not fit in {problem.hbm_limit_bytes / 1e9:.1f} GB with the margin kept free, or was narrowed away"
+    own = ", or the trainer's own program would not fit" if program is not None else ""
+    limit = f"{problem.hbm_limit_bytes / 1e9:.1f} GB with the margin kept free"
+    return f"does not fit in {limit}{own}, or was narrowed away"

@@ -59,7 +59,8 @@ class Searched:
     """What a compiler said of the best plans of one slice.
 
     `trials` are in the order in which they were known, those with the first bundle of flags (`base`) before the others.
-    `refused` counts plans of the shortlist that our trainer has no program for, by rule; `stopped` says why no more
+    `refused` counts plans that fit and that our trainer has no program for, by rule, or a program that does not fit,
+    under "memory"; `stopped` says why no more
     were compiled. `observed` is what the best plan's program shows. `rounds` is what the agents decided.
     """
 

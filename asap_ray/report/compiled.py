@@ -163,12 +163,21 @@ def closing_facts(answer: Answer, found: Searched) -> Iterator[tuple[str, str]]:
     if told:
         yield "with", told
     if found.refused:
-        rules = ", ".join(f"{rule} {n}" for rule, n in sorted(found.refused.items(), key=lambda pair: -pair[1]))
-        yield "passed by", f"plans that our trainer has no program for, by rule: {rules}"
+        yield "passed by", refused_words(found)
     if found.trials:
         yield "took", took_words(found.trials)
     yield "stopped", found.stopped
     yield "evidence", evidence_words(answer.stack)
+
+
+def refused_words(found: Searched) -> str:
+    """Why plans that fit were not tried, with how many."""
+    rules = sorted(((name, n) for name, n in found.refused.items() if name != "memory"), key=lambda pair: -pair[1])
+    words = [f"{n} plans, for which our trainer would not fit"] if (n := found.refused.get("memory")) else []
+    if rules:
+        told = ", ".join(f"{name} {n}" for name, n in rules)
+        words.insert(0, f"plans that our trainer has no program for, by rule: {told}")
+    return "; ".join(words)
 
 
 def took_words(trials: Sequence[Tried]) -> str:

@@ -137,11 +137,14 @@ def open_words(each: Round) -> str:
 def closed_rows(one: SliceAnswer, found: Searched) -> list[tuple[str, str, str, str]]:
     """Who took how many plans out, and why: the rules of legality, our trainer, the agents."""
     legal, program = "not legal", "asap_ray's trainer has no program"
+    held = "fits on its stack, not in asap_ray's trainer, by the roofline"
     rows = [
         ("rule", rule, units.count(n), legal if rule != "memory" else "too big by the roofline")
         for rule, n in sentences.removed(one)
     ]
-    rows += [("trainer", rule, units.count(n), program) for rule, n in found.refused.items()]
+    rows += [
+        ("trainer", rule, units.count(n), program if rule != "memory" else held) for rule, n in found.refused.items()
+    ]
     refusals = Counter((each["author"], _kind(each["reason"])) for one in found.rounds for each in one.refusals)
     rows += [("verifier", f"proposals of {name}", units.count(n), reason) for (name, reason), n in refusals.items()]
     if found.rounds:

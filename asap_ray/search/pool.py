@@ -1,8 +1,9 @@
 """The pool: every plan that may be tried, as columns, with what the roofline says of each.
 
-In it is what passes the gate: legal plans that fit in memory with the margin kept free, for which the trainer has a
-program. Plans that differ only in how their mesh lies on the torus are one program; the fastest of them stands for all.
-Searchers see the pool through masks [plans], so that whatever closes a plan can be lifted again.
+In it is what passes the gate: legal plans that fit in memory with the margin kept free, for which the trainer that is
+tried has a program, which by the roofline too fits. Plans that differ only in how their mesh lies on the torus are one
+program; the fastest of them stands for all. Searchers see the pool through masks [plans], so that whatever closes a
+plan can be lifted again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from asap_ray.physics.estimate import TIME_PARTS, Estimate
+from asap_ray.physics.estimate import TIME_PARTS, Estimate, summed
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import KNOBS, Plan
 from asap_ray.problem import MESH_COLUMNS, Problem, coding, columns_of
@@ -23,6 +24,8 @@ from asap_ray.space import PlanColumns, Space
 COLUMNS = (*MESH_COLUMNS, *KNOBS)
 MOST = 200_000
 """Plans that a pool holds at most: the fastest by the roofline."""
+HELD = "memory"
+"""What plans are counted under that fit on their stack and not in the trainer that is tried."""
 ROOM = 4
 """Times that many rows are kept while a space passes by: layouts of one mesh are several of them."""
 
@@ -33,7 +36,8 @@ class Pool:
 
     `step_s`, `low_s` (lower end of the interval), `floor_s`, `hbm_bytes` and `parts` (seconds by part of the step,
     [plans, parts]) are the roofline's; `plan` and `estimate` give one row whole. `refused` counts legal plans that fit
-    and have no program, by rule; `left_out` those that were dropped since a pool holds no more than `MOST`.
+    and are not tried: by the rule that leaves them no program, under `HELD` where the program would not fit. `left_out`
+    counts those that were dropped since a pool holds no more than `MOST`.
     """
 
     problem: Problem
@@ -79,7 +83,7 @@ class Pool:
 
 
 def pool_of_space(
-    space: Space, pricer: Pricer, chunks: Iterable[PlanColumns], program: Problem | None = None, most: int = MOST
+    space: Space, pricer: Pricer, chunks: Iterable[PlanColumns], program: Pricer | None = None, most: int = MOST
 ) -> Pool:
     """The pool of a space.
 
@@ -87,7 +91,7 @@ def pool_of_space(
         space: of the problem that is tuned.
         pricer: of that problem.
         chunks: its open legal plans that fit (`Roofline.fitting`).
-        program: the problem as the trainer sees it that must have a program for a plan; None where all have one.
+        program: of the problem as the trainer sees it that must have a program for a plan; None where all have one.
         most: plans that are kept at most.
     """
     refused: dict[str, int] = {}
@@ -146,14 +150,24 @@ def pool_of_estimates(problem: Problem, estimates: Sequence[Estimate]) -> Pool:
     )
 
 
-def _with_program(program: Problem, rows: PlanColumns, refused: dict[str, int]) -> PlanColumns:
-    """The rows for which a trainer has a program, with a count of the others by the rule they break."""
+def _with_program(program: Pricer, rows: PlanColumns, refused: dict[str, int]) -> PlanColumns:
+    """The rows for which a trainer has a program that fits, with a count of the others by what stands against them.
+
+    No margin is kept free here: what the trainer needs is about to be found out, so only what misses all of the memory
+    by the estimate is spared a trial.
+    """
     for rule in RULES:
-        holds = np.broadcast_to(rule.holds(program, rows), len(rows))
-        if lost := int(len(rows) - holds.sum()):
-            refused[rule.name] = refused.get(rule.name, 0) + lost
-            rows = rows.take(np.asarray(holds))
-    return rows
+        rows = _kept(rows, np.broadcast_to(rule.holds(program.problem, rows), len(rows)), rule.name, refused)
+    usable = program.problem.slice.chip.usable_hbm_bytes
+    return _kept(rows, summed(program.memory(rows).values()) <= usable, HELD, refused) if len(rows) else rows
+
+
+def _kept(rows: PlanColumns, holds: np.ndarray, name: str, refused: dict[str, int]) -> PlanColumns:
+    lost = int(len(rows) - holds.sum())
+    if not lost:
+        return rows
+    refused[name] = refused.get(name, 0) + lost
+    return rows.take(np.asarray(holds))
 
 
 def _fastest_of_each(columns: Mapping[str, np.ndarray], steps: np.ndarray) -> np.ndarray:

@@ -64,7 +64,7 @@ class Search:
         place = next(i for i, each in enumerate(self.setting.slices) if each.name == where)
         pool = pool_for(self.setting.tiers[place], self.setting.spaces[place], self.compiling, where)
         if not len(pool):
-            stopped = "0 plans compiled: asap_ray's own trainer has no program for any plan that fits"
+            stopped = "0 plans compiled: asap_ray's own trainer has no program that fits for any plan that fits"
             told = Searched(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
             return replace(answer, searched=told)
         searcher = searcher_of(self.config, pool, self.compiling, where)
@@ -136,8 +136,8 @@ class Search:
 
 def pool_for(tier: Roofline, space: Space, compiling: Compilers, where: str) -> Pool:
     """The plans of a slice that may be tried."""
-    pricer = Pricer(tier.problem, tier.calibration)
-    return pool_of_space(space, pricer, tier.fitting(space), compiling.problems[where])
+    pricer, tried = Pricer(tier.problem, tier.calibration), compiling.tiers[where, compiling.base]
+    return pool_of_space(space, pricer, tier.fitting(space), Pricer(tried.problem, tried.calibration))
 
 
 def searcher_of(config: Config, pool: Pool, compiling: Compilers, where: str) -> Searcher:

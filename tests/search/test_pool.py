@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asap_ray.narrowing import fixed
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
 from asap_ray.physics.estimate import TIME_PARTS
 from asap_ray.physics.roofline import Pricer
@@ -64,10 +65,28 @@ def test_columns_are_those_of_the_plans_and_figures_those_of_the_roofline() -> N
 def test_plans_without_a_program_are_left_out_and_counted_by_rule() -> None:
     tier = tier_of("h100x8", "megatron")
     program = in_our_trainer(tier.problem, STACKS["ours"])
-    whole, pool = pool_of(tier), pool_of(tier, program=program)
+    whole, pool = pool_of(tier), pool_of(tier, program=Pricer(program, tier.calibration))
     possible = [row for row in range(len(whole)) if broken(program, whole.plan(row)) is None]
     assert [whole.plan(row) for row in possible] == [pool.plan(row) for row in range(len(pool))]
     assert sum(pool.refused.values()) > 0
+
+
+def test_plans_that_the_trainer_would_not_hold_are_left_out_and_counted_under_memory() -> None:
+    tier = tier_of("v5e-4", "maxtext", model="gemma_2b", batch=32, seq_len=2048)
+    known = calibrations_from_mappings(load_group("calibration"))
+    ours = in_our_trainer(tier.problem, STACKS["ours"])
+    trainer = Roofline(problem=ours, calibration=calibration_of(ours.slice.chip, "ours", known))
+    space = Space(problem=tier.problem)
+    space = space.narrowed(*fixed(tier.problem, {"context": 1, "micro_batch": 1}, "test", "space.fix"))
+    plans = [space.plan(rows, i) for rows in tier.fitting(space) for i in range(len(rows))]
+    plans = [plan for plan in plans if broken(ours, plan) is None]
+    held = [each.hbm_bytes <= ours.slice.chip.usable_hbm_bytes for each in trainer.estimates(plans)]
+    pricer = Pricer(tier.problem, tier.calibration)
+    pool = pool_of_space(space, pricer, tier.fitting(space), Pricer(ours, trainer.calibration))
+    assert pool.refused["memory"] == held.count(False) > 0
+    left = {replace(plan, layout=()) for plan, fits in zip(plans, held, strict=True) if fits}
+    assert {replace(pool.plan(row), layout=()) for row in range(len(pool))} == left
+    assert left
 
 
 def test_only_the_fastest_stay_where_there_are_too_many() -> None:
