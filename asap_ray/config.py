@@ -125,6 +125,29 @@ class CompileConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CommandConfig:
+    """How the user's own trainer is run; `command=X` on the command line is short for `command.template=X`."""
+
+    template: str | None = field(
+        default=None, metadata=_help("the template of conf/command/ that has its words; null is the stack's own")
+    )
+    python: str | None = field(
+        default=None, metadata=_help("the interpreter that the trainer is installed for; null is the one of asap_ray")
+    )
+    script: str | None = field(default=None, metadata=_help("the trainer's own script, where the template names one"))
+    cwd: str | None = field(default=None, metadata=_help("where the trainer starts; null is a folder of each trial"))
+    steps: int | None = field(default=None, metadata=_help("steps that are timed; null is as the template says"))
+    timeout_s: float = field(default=900.0, metadata=_help("seconds after which a trial is given up"))
+    args: list[str] = field(
+        default_factory=list,
+        metadata=_help("further words of the command; key=value takes the place of the template's word of that key"),
+    )
+    env: list[str] = field(
+        default_factory=list, metadata=_help("names of variables that the trainer gets too, such as HF_TOKEN")
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RayConfig:
     """The cluster that runs trials."""
 
@@ -190,6 +213,7 @@ class Config:
     space: SpaceConfig = field(default_factory=SpaceConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
+    command: CommandConfig = field(default_factory=CommandConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
