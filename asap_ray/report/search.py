@@ -81,7 +81,7 @@ def round_words(each: Round, found: Searched) -> str:
 def round_grid(each: Round, found: Searched) -> Grid:
     """What was tried in a round: who asked, what was expected, and what came of it."""
     header = ("trial", "by", "card", "expected", "came to", "verdict", "plan")
-    trials = {tried.number: tried for tried in found.trials}
+    trials = {tried.number: tried for tried in found.trials if tried.bundle == found.base}
     rows = tuple(
         (
             *(str(one.trial), one.author, one.card),

@@ -14,14 +14,14 @@ from asap_ray.agents.proposal import Proposal, predict_step
 from asap_ray.agents.verifier import refusal
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
 from asap_ray.plan import Plan, six
-from asap_ray.problem import columns_of
-from asap_ray.rules import RULES, broken
+from asap_ray.rules import broken
 from asap_ray.search.pool import Pool
-from asap_ray.search.protocol import Candidate
+from asap_ray.search.protocol import Candidate, Result
 from asap_ray.search.study import Study
 from asap_ray.settings import load_group
 from asap_ray.tiers.roofline import Roofline
-from tests.agents.doubles import Double, agents, play, small_pool
+from tests.agents.doubles import Double, agents, play, resharding, small_pool
+from tests.brute_force import is_legal
 
 
 @pytest.fixture(scope="module")
@@ -145,26 +145,43 @@ def test_of_ten_thousand_random_rounds_no_illegal_plan_reaches_a_tier(pool: Pool
         elif not reached or len(reached) < 300:
             assert broken(pool.problem, plan) is not None or pool.row(plan) is None
     assert 500 < len(reached) < 9_500
-    columns = columns_of(pool.problem, reached)
-    assert all(bool(np.all(rule.holds(pool.problem, columns))) for rule in RULES)
     known = calibrations_from_mappings(load_group("calibration"))
     tier = Roofline(problem=pool.problem, calibration=calibration_of(pool.problem.slice.chip, "maxtext", known))
-    distinct = list({replace(plan, layout=()): plan for plan in reached}.values())
-    assert all(each.fits for each in tier.estimates([replace(plan, layout=()) for plan in distinct]))
+    distinct = list({replace(plan, layout=()) for plan in reached})
+    assert all(is_legal(pool.problem, plan) for plan in distinct)
+    assert all(each.fits for each in tier.estimates(distinct))
 
 
-def test_what_a_wild_brain_gets_released_is_of_the_pool_and_never_twice(pool: Pool) -> None:
-    @dataclass
-    class Wild(Scripted):
-        rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(9))
+@dataclass
+class Wild(Scripted):
+    """A brain that proposes whatever comes to its mind, and again where it is refused."""
 
-        def propose(self, brief: Brief, count: int) -> list[Proposal]:
-            return [proposed(mutated(self.rng, pool)) for _ in range(count)]
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(9))
 
-    searcher = coordinator(pool, Wild([]))
-    asked: list[Candidate] = []
-    for _ in range(40):
-        asked += searcher.ask(4)
-    lines = {replace(each.plan, layout=()) for each in asked}
-    assert len(lines) == len(asked) == 160
-    assert all(pool.row(each.plan) is not None for each in asked)
+    def propose(self, brief: Brief, count: int) -> list[Proposal]:
+        return [proposed(mutated(self.rng, brief.pool)) for _ in range(count)]
+
+    def revise(self, brief: Brief, refused: Proposal, reason: str, others: Sequence[Proposal]) -> Proposal | None:
+        return proposed(mutated(self.rng, brief.pool))
+
+
+def test_whatever_a_wild_brain_says_and_trials_come_to_all_that_is_released_is_legal_and_new(pool: Pool) -> None:
+    rng, asked = np.random.default_rng(11), list[Candidate]()
+    searcher = Coordinator(pool=pool, brain=Wild([]), study=Study(pool, "tpe", 0), rules=Rules(share=0.3))
+    double = Double(pool, [resharding("fsdp")], memory=1.02, too_big=lambda plan: bool(rng.random() < 0.2))
+    for _ in range(60):
+        released = searcher.ask(4)
+        asked += released
+        found = double.run(released)
+        lost = rng.random(len(found)) < 0.2
+        searcher.tell([lose(each) if gone else each for each, gone in zip(found, lost, strict=True)])
+    assert {each.author for each in asked} == {"scripted", "sampler"}
+    plans = [replace(each.plan, layout=()) for each in asked]
+    assert len(set(plans)) == len(plans) == 240
+    assert all(is_legal(pool.problem, plan) for plan in plans)
+    assert [each.number for each in asked] == list(range(240))
+
+
+def lose(result: Result) -> Result:
+    """A trial whose worker was lost."""
+    return Result(candidate=result.candidate, status="failed", roofline=result.roofline, reason="lost")

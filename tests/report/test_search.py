@@ -114,6 +114,17 @@ def test_a_round_tells_what_was_known_tried_and_found(searched: SliceAnswer) -> 
     assert head.endswith("2 trials, 1 refuted, 2 refused")
 
 
+def test_a_trial_of_other_flags_is_not_what_a_proposal_came_to(searched: SliceAnswer) -> None:
+    # The budget ended the search amid its second round; what was compiled with other flags then has the next numbers.
+    told = searched.searched
+    assert told is not None
+    flags = replace(told.trials[3], bundle="latency", author="flags")
+    cut = replace(searched, searched=replace(told, trials=(*told.trials[:3], flags)))
+    _, second, *_ = search_blocks(cut)
+    assert second.grid is not None
+    assert [row[4] for row in second.grid.rows] == ["105 s", "no trial yet"]
+
+
 def test_the_curve_falls_to_the_best_step_of_each_trial(searched: SliceAnswer) -> None:
     assert searched.searched is not None
     foretold, best, done, lost = (layer["data"]["values"] for layer in search_chart(searched.searched)["layer"])
