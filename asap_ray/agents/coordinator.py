@@ -224,17 +224,20 @@ class Coordinator:
         """Close the plans that share a fault, costliest first, where the others are expected to be faster."""
         analysis, expected, left = self.analysis, self.analysis.expected(self.pool), ~self._is_tried()
         wanted: dict[Mechanism, Narrowing] = {}
+        closed: dict[Mechanism, int] = {}
         for mechanism, penalty in sorted(analysis.penalties.items(), key=lambda each: -each[1]):
             sick = mechanism.holds(self.pool.columns)
             inside, outside = expected[left & sick], expected[left & ~sick]
             if penalty > 0 and len(outside) and (not len(inside) or outside.min() <= inside.min()):
                 wanted[mechanism] = self._narrowed.get(mechanism) or _narrowing(mechanism, analysis)
+                closed[mechanism] = len(inside)
                 left &= ~sick
         for mechanism in [each for each in wanted if each not in self._narrowed]:
-            self._tell("narrowing", **asdict(wanted[mechanism]))
+            self._tell("narrowing", **asdict(wanted[mechanism]), plans=closed[mechanism])
         for mechanism in [each for each in self._narrowed if each not in wanted]:
             why = "one of its plans is expected to be faster than every other"
-            self._tell("lifted", name=self._narrowed[mechanism].name, author=ANALYZER, reason=why)
+            opened = int((left & mechanism.holds(self.pool.columns)).sum())
+            self._tell("lifted", name=self._narrowed[mechanism].name, author=ANALYZER, reason=why, plans=opened)
         self._narrowed = wanted
 
     def _tell(self, kind: str, **fields: Any) -> None:

@@ -100,7 +100,7 @@ def _from_card(brief: Brief, card: Card, base: Result, row: int, best: int, fact
     because = ", ".join(f"{each.field} {_shown(facts[each.field])}" for each in card.when)
     return Proposal(
         plan=pool.plan(best),
-        hypothesis=f"trial {base.candidate.number} has {because}: {card.why}",
+        hypothesis=f"{base.candidate.words} has {because}: {card.why}",
         mechanism=f"{card.name}: {changes(pool, row, best)}",
         prediction=predict_change(base, pool.estimate(row), after),
         expected_s=float(brief.expected_s[best]),
@@ -161,7 +161,7 @@ def _kinds(pool: Pool) -> np.ndarray:
 def _from_ranking(brief: Brief, row: int) -> Proposal:
     estimate, expected, trials = brief.pool.estimate(row), float(brief.expected_s[row]), brief.analysis.trials
     low, high = (expected * end / estimate.step_time_s for end in estimate.interval_s)
-    corrected = f", corrected by {trials} trials" if trials else ""
+    corrected = f", corrected by {trials} trial{'' if trials == 1 else 's'}," if trials else ""
     return Proposal(
         plan=brief.pool.plan(row),
         hypothesis=f"the roofline{corrected} expects {expected:.3g} s, the least of what is open and not alike",

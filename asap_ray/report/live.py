@@ -53,7 +53,7 @@ class Live:
     def told(self, where: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Something was decided or found: what a reader should know of it has a line."""
         if kind in SAID:
-            text = fields.get("text") or f"plans are closed, {fields.get('reason')}"
+            text = fields.get("text") or f"{units.count(fields['plans'])} plans are closed, {fields.get('reason')}"
             self.say(f"  {where} {SAID[kind]}: {text if kind != 'lifted' else fields['name']}")
 
     def stands(self, where: str, round_: int, best_s: float | None, gap: float | None, left_s: float) -> None:

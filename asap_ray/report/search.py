@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from asap_ray.diagnosis import Diagnosis, diagnose, diagnose_observed
 from asap_ray.report import sentences, units
@@ -28,9 +29,9 @@ def search_blocks(one: SliceAnswer) -> Iterator[Block]:
         return
     for each in found.rounds:
         yield round_block(each, found, one.slice.name)
-    if rows := closed_rows(one, found):
+    if rows := closed_rows(found):
         grid = Grid(header=("by", "what", "plans", "why"), rows=tuple(rows), words=("by", "what", "why"))
-        yield Block(title=f"What rules and agents removed on {one.slice.name}", grid=grid)
+        yield Block(title=f"What the trainer and agents removed on {one.slice.name}", grid=grid)
     if rows := accuracy_rows(found):
         header = (
             "figure",
@@ -134,15 +135,11 @@ def open_words(each: Round) -> str:
     return f"{units.count(each.open)} plans{f'; closed: {closed}' if closed else ''}"
 
 
-def closed_rows(one: SliceAnswer, found: Searched) -> list[tuple[str, str, str, str]]:
-    """Who took how many plans out, and why: the rules of legality, our trainer, the agents."""
-    legal, program = "not legal", "asap_ray's trainer has no program"
+def closed_rows(found: Searched) -> list[tuple[str, str, str, str]]:
+    """Who took how many legal plans out that fit, and why: our trainer, the agents."""
+    program = "asap_ray's trainer has no program"
     held = "fits on its stack, not in asap_ray's trainer, by the roofline"
     rows = [
-        ("rule", rule, units.count(n), legal if rule != "memory" else "too big by the roofline")
-        for rule, n in sentences.removed(one)
-    ]
-    rows += [
         ("trainer", rule, units.count(n), program if rule != "memory" else held) for rule, n in found.refused.items()
     ]
     refusals = Counter((each["author"], _kind(each["reason"])) for one in found.rounds for each in one.refusals)
@@ -155,12 +152,17 @@ def closed_rows(one: SliceAnswer, found: Searched) -> list[tuple[str, str, str, 
             if n
         ]
     for each in found.rounds:
-        rows += [(n["author"], n["name"], units.DASH, f"round {each.number}: {n['reason']}") for n in each.narrowings]
+        rows += [(n["author"], n["name"], _plans(n), f"round {each.number}: {n['reason']}") for n in each.narrowings]
         rows += [
-            (n["author"], f"{n['name']} opened again", units.DASH, f"round {each.number}: {n['reason']}")
+            (n["author"], f"{n['name']} opened again", _plans(n), f"round {each.number}: {n['reason']}")
             for n in each.lifted
         ]
     return rows
+
+
+def _plans(event: Mapping[str, Any]) -> str:
+    """How many untried plans a narrowing closed or gave back; not known of runs before that was written down."""
+    return units.count(event["plans"]) if "plans" in event else units.DASH
 
 
 def _kind(reason: str) -> str:

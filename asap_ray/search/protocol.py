@@ -19,6 +19,9 @@ from asap_ray.plan import Plan
 
 Status = Literal["complete", "pruned", "infeasible", "failed", "timeout"]
 
+BASELINE = "baseline"
+"""The author of what a search starts from without a trial."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
@@ -29,6 +32,11 @@ class Candidate:
     plan: Plan
     author: str
     proposal: Any = None
+
+    @property
+    def words(self) -> str:
+        """What a reader calls it: a baseline is the user's and was not tried here."""
+        return "the baseline" if self.author == BASELINE else f"trial {self.number}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

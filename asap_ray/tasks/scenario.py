@@ -48,7 +48,7 @@ from asap_ray.report.scenario import (
 from asap_ray.report.summary import summary
 from asap_ray.report.terminal import print_blocks
 from asap_ray.search.pool import Pool, pool_of_space
-from asap_ray.search.protocol import Candidate, Result
+from asap_ray.search.protocol import BASELINE, Candidate, Result
 from asap_ray.space import Space
 from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
@@ -231,10 +231,10 @@ def ordered_factorisations(chips: int, axes: int) -> int:
 
 
 def brief_of(pool: Pool, row: int) -> Brief:
-    """What a brain is told where the baseline is all that is known: it counts as trial 0."""
+    """What a brain is told where the baseline is all that is known; no trial corrects what the roofline says."""
     estimate = pool.estimate(row)
     result = Result(
-        candidate=Candidate(number=0, plan=estimate.plan, author="baseline"),
+        candidate=Candidate(number=0, plan=estimate.plan, author=BASELINE),
         status="complete",
         step_time_s=estimate.step_time_s,
         interval_s=estimate.interval_s,
@@ -245,7 +245,7 @@ def brief_of(pool: Pool, row: int) -> Brief:
         roofline=estimate,
         diagnosis=diagnose(estimate),
     )
-    analysis = analyse(pool, [result])
+    analysis = analyse(pool, [])
     open_ = pool.floor_s < estimate.step_time_s
     open_[row] = False
     return Brief(

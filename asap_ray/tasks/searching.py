@@ -68,6 +68,7 @@ class Search:
             told = Searched(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
             return replace(answer, searched=told)
         searcher = searcher_of(self.config, pool, self.compiling, where)
+        self.recorder.say(start_words(where, pool, searcher, self.config))
         trials = self._trials(where, self.compiling.base)
         loop = Loop(
             where=where,
@@ -157,6 +158,14 @@ def searcher_of(config: Config, pool: Pool, compiling: Compilers, where: str) ->
         rules=Rules(share=config.search.share, gap=config.search.gap),
         program=compiling.problems[where],
     )
+
+
+def start_words(where: str, pool: Pool, searcher: Searcher, config: Config) -> str:
+    """That a search begins, over what and led by whom."""
+    by = f"{config.search.method} alone"
+    if isinstance(searcher, Coordinator):
+        by = f"the {searcher.brain.name}, a share of {config.search.share:.0%} by {config.search.method}"
+    return f"searching {where}: {len(pool):,} plans may be tried, {config.search.proposals} a round, chosen by {by}"
 
 
 def budget_shares(answers: Sequence[SliceAnswer], config: Config) -> dict[str, Budget]:

@@ -102,7 +102,10 @@ def test_the_agents_are_counted_and_the_reason_to_stop_is_told(command, pretend:
 def test_a_terminal_shows_how_the_search_stands(command, pretend: type[Pretend]) -> None:
     ended = command("+model=tiny", "hardware=v5e-4", "budget.trials=5", "run_dir=run", "output=plain")
     assert ended.status == 0, ended.err
-    assert "v5e-4 round 1" in ended.out
+    line = next(line for line in ended.out.splitlines() if line.startswith("searching v5e-4: "))
+    assert ended.out.index(line) < ended.out.index("v5e-4 round 1")
+    first = next(event for event in events("run") if event["kind"] == "round")
+    assert line.startswith(f"searching v5e-4: {first['open']:,} plans may be tried, 3 a round, chosen by the playbook")
     assert "v5e-4 round 2; best so far" in ended.out
     assert "above the lowest floor" in ended.out
 

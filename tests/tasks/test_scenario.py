@@ -97,6 +97,15 @@ def test_which_adopted_plans_are_among_the_three(name: str, data_as: str, card: 
     assert found.adopted_in_first_three == bool(card)
 
 
+@pytest.mark.parametrize("name", ["asap_compute", "asap_hbm"])
+def test_what_is_known_is_a_baseline_and_no_trial(name: str) -> None:
+    for each in loaded(name)[1].values():
+        for one in each.proposals:
+            words = one.hypothesis
+            assert words.startswith("the roofline expects" if one.by == "ranking" else "the baseline has bound")
+            assert "trial" not in words
+
+
 def test_best_and_rank_are_those_of_all_plans_priced_one_by_one() -> None:
     setting, readings = loaded("asap_hbm")
     tier, steps = setting.tiers[0], {}

@@ -162,7 +162,7 @@ def test_a_reader_sees_rounds_reasons_trials_and_the_best(command, searched: dic
         "does not fit",
         "3.00 GB over",
         "INTERNAL: no program",
-        "What rules and agents removed",
+        "What the trainer and agents removed",
         "1.10x",  # what trials took over the roofline's price
         searched["best"]["line"],
     ):
