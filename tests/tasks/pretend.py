@@ -95,13 +95,13 @@ def _scaled(priced: Estimate, scale: float, memory: float) -> Estimate:
     )
 
 
-def at_once(source: Callable[[], Job | None], workers: int) -> Iterator[Outcome]:
-    """Stands for `local.stream`: runs as many as there are workers, and ends the last one first."""
+def at_once(source: Callable[[], Job | None], workers: int, *, first: bool = False) -> Iterator[Outcome]:
+    """Stands for `local.stream`: runs as many as there are workers, and ends the last one first, or the `first`."""
     running: list[Job] = []
     while True:
         while len(running) < workers and (job := source()):
             running.append(job)
         if not running:
             return
-        job = running.pop()
+        job = running.pop(0 if first else -1)
         yield Outcome(job=job, status="complete", value=job.work(*job.arguments))

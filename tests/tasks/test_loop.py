@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asap_ray.executor import local
 from asap_ray.tasks import compiling
-from tests.tasks.pretend import Pretend
+from tests.tasks.pretend import Pretend, at_once
 from tests.tasks.test_compile import answer
 
 LOOP = ("+model=tiny", "hardware=v5e-4", "budget.trials=7", "output=json")
+RUN = ("trial", "tried")
 TIMES = ("at", "wall_s", "elapsed_s", "command", "config")
 
 
@@ -34,6 +38,26 @@ def test_two_runs_with_one_seed_give_the_same_events(command, pretend: type[Pret
     kinds = [each["kind"] for each in events("one")]
     assert kinds.count("trial") == kinds.count("tried") == 7
     assert kinds.count("round") == 3
+
+
+def test_which_trial_is_faster_to_run_changes_nothing_but_the_order_in_which_they_end(
+    command, pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for workers, first in ((1, True), (2, True), (3, False)):
+        monkeypatch.setattr(local, "stream", partial(at_once, first=first))
+        monkeypatch.setattr(compiling, "executor_of", lambda config, n=workers: nullcontext(local.Local(workers=n)))
+        pretend.cache.clear()
+        answer(command(*LOOP, f"run_dir={workers}"))
+        found = events(str(workers))
+        decided = [each for each in found if each["kind"] not in RUN]
+        told.append((decided, in_order(found, "trial"), in_order(found, "tried")))
+    assert told[0] == told[1] == told[2]
+    assert [each["trial"] for each in events("3") if each["kind"] == "tried"] != list(range(7))
+
+
+def in_order(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return sorted((each for each in found if each["kind"] == kind), key=lambda each: each["trial"])
 
 
 def test_a_run_that_was_killed_repeats_no_finished_trial(command, pretend: type[Pretend]) -> None:
