@@ -6,7 +6,8 @@
 
 A card fires where all conditions of `when` hold and none of its exceptions does. Conditions read facts: what bounds the
 step, shares of it, memory, and the plan. A move says of each column what becomes of it; mesh axes that it does not name
-keep their size. Alternatives stand in the order of preference.
+keep their size. Alternatives stand in the order of preference. With `times: 2` halves and doubles may be quarters and
+quadruples where one step is taken already or leads nowhere.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ WORDS = ("bound", "next_wall", "chip", "remat", "schedule", "attention", "precis
 COMPARISONS = ("is", "in", "not", "above", "below")
 ACTIONS = ("half", "double", "lower", "higher", "free")
 """What a move does to a column; besides, it may name its new value, and for remat `lighter` and `heavier`."""
+MOST_TIMES = 4
+"""Steps of half or double that one move may take at most."""
 REMAT_ACTIONS = ("lighter", "heavier")
 MOVED = (*MESH_COLUMNS, *KNOBS)
 
@@ -68,7 +71,8 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """A piece of expert knowledge: when it applies, what to do then, why, its source, and when not to after all."""
+    """A piece of expert knowledge: when it applies, what to do then and how many `times` over at most, why, its
+    source, and when not to after all."""
 
     name: str
     when: tuple[Condition, ...]
@@ -76,6 +80,7 @@ class Card:
     why: str
     source: str
     exceptions: tuple[Condition, ...] = ()
+    times: int = 1
 
     def fires(self, facts: Mapping[str, Fact]) -> bool:
         """Whether the card applies to these facts."""
@@ -98,11 +103,14 @@ def card_from_mapping(name: str, given: Mapping[str, Any]) -> Card:
     Raises:
         ConfigError: a field is missing or unknown, or a word is not in the vocabulary.
     """
-    key, known = f"cards.{name}", ("when", "moves", "why", "source", "exceptions")
+    key, known = f"cards.{name}", ("when", "moves", "why", "source", "exceptions", "times")
     if unknown := [field for field in given if field not in known]:
         raise ConfigError(key, unknown[0], f"unknown field; allowed: {', '.join(known)}", known)
     if missing := [field for field in known[:4] if not given.get(field)]:
         raise ConfigError(key, name, f"missing: {', '.join(missing)}")
+    times = given.get("times", 1)
+    if type(times) is not int or not 1 <= times <= MOST_TIMES:
+        raise ConfigError(f"{key}.times", times, f"a whole number from 1 to {MOST_TIMES}")
     return Card(
         name=name,
         when=tuple(_condition(f"{key}.when", text) for text in given["when"]),
@@ -110,6 +118,7 @@ def card_from_mapping(name: str, given: Mapping[str, Any]) -> Card:
         why=" ".join(str(given["why"]).split()),
         source=" ".join(str(given["source"]).split()),
         exceptions=tuple(_condition(f"{key}.exceptions", text) for text in given.get("exceptions") or ()),
+        times=times,
     )
 
 

@@ -36,7 +36,7 @@ CHAIN = {
         *("physics", "diagnosis", "observation", "profile", "certificate"),
         *("accuracy", "comparison", "ranked", "validation"),
     ),
-    "readers": ("compiler", "trainer"),
+    "readers": ("compiler", "trainer", "profile.xplane"),
     "tiers": ("tiers",),
     "executor": ("executor",),
     "search": ("search",),
@@ -84,7 +84,7 @@ ONLY_IN = {
 
 
 def layer_of(module: str) -> str:
-    return LAYER_OF.get(module.split(".")[0], "unknown")
+    return LAYER_OF.get(module) or LAYER_OF.get(module.split(".")[0], "unknown")
 
 
 def imported(module: str) -> Iterator[str]:

@@ -81,6 +81,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"moves": [{"tensor": "thirds"}]}, "allowed: half, double"),
     ({"moves": [{}]}, "a mapping of columns"),
     ({"why": ""}, "missing: why"),
+    ({"times": 5}, "a whole number from 1 to 4"),
+    ({"times": True}, "a whole number from 1"),
     ({"code": "import os"}, "unknown field"),
 ]
 

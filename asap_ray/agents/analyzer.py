@@ -6,23 +6,26 @@ A fault is time that a trial spends beyond what its plan is priced at, laid to a
 - an axis whose traffic takes longer than modelled, at the bytes that were predicted (a slow link);
 - kernels of one kind that take longer than priced at one shape (a slow kernel).
 
-What a part of the step usually takes, over what it is priced at, is learnt from the trials that lack the mechanism, so
-that a price that is off for all plans alike is no fault. All of it is worked out anew from all trials each time.
+What kernels usually take, over what they are priced at, is learnt from trials of other shapes, or else from the other
+kernels of the same trial, as for traffic: a price that is off for all plans alike is no fault. All of it is worked out
+anew from all trials each time.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from asap_ray.agents.proposal import GROUPS, grouped
+from asap_ray.agents.usual import KERNELS, SHAPE, Parts, Usual
 from asap_ray.narrowing import Test
 from asap_ray.physics.estimate import TIME_PARTS
-from asap_ray.plan import AXES, Plan
+from asap_ray.plan import AXES
 from asap_ray.problem import Columns, columns_of
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result
@@ -30,15 +33,12 @@ from asap_ray.search.protocol import Result
 SICK = 0.10
 """Share of a step from which excess time is a fault worth steering around."""
 SLOWER = 1.5
-"""Times what a part usually takes from which it is a fault; `ALONE` where no other trial says what is usual."""
+"""Times what a part usually takes from which it is a fault; `ALONE` where only its own trial says what is usual."""
 ALONE = 2.0
-KERNELS = ("matmul", "attention", "elementwise", "recompute")
 TRAFFIC: Mapping[str, str] = {axis: axis for axis in ("tensor", "context", "expert", "fsdp", "pipeline")} | {
     "gradient": "data"
 }
 """Parts of a step that are traffic, and the mesh axis whose links they use."""
-SHAPE = ("tensor", "context", "micro_batch")
-"""Columns that decide the shapes of kernels."""
 WITHIN = (0.5, 2.0)
 """How far the price of a part is corrected at most."""
 STEADY = 0.02
@@ -95,9 +95,9 @@ class Analysis:
 
 def analyse(pool: Pool, results: Sequence[Result], *, diagnosing: bool = True) -> Analysis:
     """What trials say of a pool; without `diagnosing` of their profiles only how far steps are off on the whole."""
-    evidence = next((each.evidence for each in reversed(results) if each.status == "complete"), "")
+    evidence = next((each.evidence for each in reversed(results) if each.status in ("complete", "infeasible")), "")
     told = [each for each in results if each.status == "complete" and each.evidence == evidence and each.roofline]
-    faults = [fault for each in told for fault in faults_of(pool, each, told)] if diagnosing else []
+    faults = list(_faults(told)) if diagnosing else []
     return Analysis(
         faults=tuple(faults),
         penalties=_penalties(pool, told, faults),
@@ -108,19 +108,24 @@ def analyse(pool: Pool, results: Sequence[Result], *, diagnosing: bool = True) -
     )
 
 
-def faults_of(pool: Pool, result: Result, told: Sequence[Result]) -> list[Fault]:
-    """The faults of one trial, the costliest first; `told` are all trials that it may be held against."""
-    found = _unpredicted(result)
-    if result.estimate is not None:
-        slow = [*_slow_axes(result, sum(fault.seconds for fault in found)), *_slow_kernels(pool, result, told)]
-        found += [fault for fault in slow if fault.share > SICK]
-    return sorted(found, key=lambda fault: -fault.seconds)
+def _faults(told: Sequence[Result]) -> Iterator[Fault]:
+    """The faults of each trial, its costliest first."""
+    parts = {each.candidate.number: Parts.of(each) for each in told}
+    usual = Usual([each for each in parts.values() if each])
+    for each in told:
+        found = list(_unpredicted(each))
+        if (here := parts[each.candidate.number]) is not None:
+            slow = [*_slow_axes(here, sum(fault.seconds for fault in found)), *_slow_kernels(here, usual)]
+            found += [fault for fault in slow if fault.share > SICK]
+        yield from sorted(found, key=lambda fault: -fault.seconds)
 
 
-def _unpredicted(result: Result) -> list[Fault]:
-    seen, found = result.observation, []
-    for each in seen.unpredicted if seen else ():
-        wires = [wire for wire in seen.wires if wire.need == each.need] if seen else []
+def _unpredicted(result: Result) -> Iterator[Fault]:
+    seen = result.observation
+    if seen is None:
+        return
+    for each in seen.unpredicted:
+        wires = [wire for wire in seen.wires if wire.need == each.need]
         exposed, sent = sum(wire.exposed_s for wire in wires), sum(wire.wire_bytes for wire in wires)
         seconds = exposed * min(each.wire_bytes / sent, 1.0) if sent else 0.0
         mechanism = in_use(each.axes)
@@ -129,63 +134,32 @@ def _unpredicted(result: Result) -> list[Fault]:
                 f"{each.category} over {each.over} that the plan does not need: {each.wire_bytes / 1e9:.3g} GB a "
                 f"device, {seconds:.3g} s of the step"
             )
-            found.append(_fault("unpredicted collectives", mechanism, result, seconds, words))
-    return found
+            yield _fault("unpredicted collectives", mechanism, result, seconds, words)
 
 
-def _slow_axes(result: Result, explained_s: float) -> list[Fault]:
+def _slow_axes(here: Parts, explained_s: float) -> Iterator[Fault]:
     """Axes whose traffic shows for more than it is priced at and than what nobody predicted explains."""
-    assert result.estimate is not None
-    assert result.roofline is not None
-    seen, priced = grouped(result.estimate.time_parts), grouped(result.roofline.time_parts)
+    result, usual = here.result, here.beside()
     avoidable = result.observation.avoidable.exposed_s if result.observation else 0.0
-    found = []
     for part, axis in TRAFFIC.items():
-        excess = seen[part] - priced[part] - explained_s - (avoidable if part in ("fsdp", "gradient") else 0.0)
+        seen, priced = here.seen[part], usual * here.priced[part]
+        excess = seen - priced - explained_s - (avoidable if part in ("fsdp", "gradient") else 0.0)
         mechanism = in_use((axis,))
-        if mechanism is None or result.candidate.plan.axes[axis] == 1 or seen[part] < ALONE * priced[part]:
+        if mechanism is None or result.candidate.plan.axes[axis] == 1 or seen < ALONE * priced:
             continue
-        words = f"traffic over {axis} shows for {seen[part]:.3g} s, where {priced[part]:.3g} s are modelled"
-        found.append(_fault("slow link", mechanism, result, excess, words))
-    return found
+        words = f"traffic over {axis} shows for {seen:.3g} s, where {here.priced[part]:.3g} s are modelled"
+        yield _fault("slow link", mechanism, result, excess, words)
 
 
-def _slow_kernels(pool: Pool, result: Result, told: Sequence[Result]) -> list[Fault]:
+def _slow_kernels(here: Parts, usual: Usual) -> Iterator[Fault]:
     """Kinds of kernels that take longer than usual at the shapes of this plan."""
-    assert result.estimate is not None
-    assert result.roofline is not None
-    seen, priced = grouped(result.estimate.time_parts), grouped(result.roofline.time_parts)
-    found = []
     for part in KERNELS:
-        mechanism = _shaped(pool, part, result.candidate.plan)
-        others = [each for each in told if not _has(pool, mechanism, each.candidate.plan)]
-        usual, times = _usual(result, part, others)
-        if priced[part] <= 0 or seen[part] < times * usual * priced[part]:
+        seen, priced, elsewhere = here.seen[part], here.priced[part], usual.elsewhere(part, here.shape)
+        known, times = (here.beside(part), ALONE) if elsewhere is None else (elsewhere, SLOWER)
+        if priced <= 0 or seen < times * known * priced:
             continue
-        words = (
-            f"{part} kernels take {seen[part]:.3g} s, {seen[part] / priced[part]:.2g} times their price{_op(result)}"
-        )
-        found.append(_fault("slow kernel", mechanism, result, seen[part] - usual * priced[part], words))
-    return found
-
-
-def _usual(result: Result, part: str, others: Sequence[Result]) -> tuple[float, float]:
-    """What a part takes over its price in the trials of other shapes, and how far above it is a fault.
-
-    Where there is none, what the other kernels of the same trial take over theirs.
-    """
-    ratios = [ratio for each in others if (ratio := _ratio(each, part))]
-    if ratios:
-        return statistics.median(ratios), SLOWER
-    beside = [ratio for name in KERNELS if name != part and (ratio := _ratio(result, name))]
-    return max(1.0, statistics.median(beside) if beside else 1.0), ALONE
-
-
-def _ratio(result: Result, part: str) -> float | None:
-    if result.estimate is None or result.roofline is None:
-        return None
-    seen, priced = grouped(result.estimate.time_parts)[part], grouped(result.roofline.time_parts)[part]
-    return seen / priced if priced > 0.005 * result.roofline.step_time_s else None
+        words = f"{part} kernels take {seen:.3g} s, {seen / priced:.2f} times their price{_op(here.result)}"
+        yield _fault("slow kernel", _shaped(part, here.shape), here.result, seen - known * priced, words)
 
 
 def _op(result: Result) -> str:
@@ -213,30 +187,34 @@ def in_use(axes: Sequence[str]) -> Mechanism | None:
     return Mechanism(name=f"plans with {' and '.join(t.field for t in tests)} above 1", tests=tests) if tests else None
 
 
-def _shaped(pool: Pool, part: str, plan: Plan) -> Mechanism:
-    columns = columns_of(pool.problem, [plan])
-    sizes = {name: int(columns[name][0]) for name in SHAPE}
+def _shaped(part: str, shape: Sequence[int]) -> Mechanism:
+    sizes = dict(zip(SHAPE, shape, strict=True))
     words = ", ".join(f"{name} {size}" for name, size in sizes.items())
     tests = tuple(Test(field=name, comparison="in", values=(size,)) for name, size in sizes.items())
     return Mechanism(name=f"{part} at {words}", tests=tests)
 
 
-def _has(pool: Pool, mechanism: Mechanism, plan: Plan) -> bool:
-    return bool(mechanism.holds(columns_of(pool.problem, [plan]))[0])
-
-
 def _penalties(pool: Pool, told: Sequence[Result], faults: Sequence[Fault]) -> dict[Mechanism, float]:
     """What each mechanism costs on average: a trial that has it and is well counts as nothing."""
-    found = {}
-    for mechanism in dict.fromkeys(fault.mechanism for fault in faults):
-        logs = []
-        for each in told:
-            if _has(pool, mechanism, each.candidate.plan) and each.step_time_s:
-                number = each.candidate.number
-                lost = sum(f.seconds for f in faults if (f.mechanism, f.trial) == (mechanism, number))
-                logs.append(math.log(each.step_time_s / max(each.step_time_s - lost, 0.05 * each.step_time_s)))
-        found[mechanism] = statistics.fmean(logs)
-    return found
+    if not faults:
+        return {}
+    columns = columns_of(pool.problem, [each.candidate.plan for each in told])
+    lost: dict[Mechanism, defaultdict[int, float]] = {}
+    for fault in faults:
+        lost.setdefault(fault.mechanism, defaultdict(float))[fault.trial] += fault.seconds
+    return {
+        mechanism: statistics.fmean(
+            _penalty(each.step_time_s, seconds[each.candidate.number])
+            for each, has in zip(told, mechanism.holds(columns), strict=True)
+            if has and each.step_time_s
+        )
+        for mechanism, seconds in lost.items()
+    }
+
+
+def _penalty(step_s: float, lost_s: float) -> float:
+    """The logarithm of what a fault makes of a step."""
+    return math.log(step_s / max(step_s - lost_s, 0.05 * step_s))
 
 
 def _whole(told: Sequence[Result]) -> float:

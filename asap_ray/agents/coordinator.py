@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from asap_ray.agents.analyzer import Analysis, Mechanism, analyse, faults_of
+from asap_ray.agents.analyzer import Analysis, Mechanism, analyse
 from asap_ray.agents.brief import Brain, Brief
 from asap_ray.agents.proposal import Proposal, judge
 from asap_ray.agents.verifier import fitting, refusal, row_of
@@ -83,8 +83,7 @@ class Coordinator:
             if (proposal := each.candidate.proposal) is not None:
                 verdict = judge(proposal.prediction, each, by_number.get(proposal.base))
                 self._tell("verdict", trial=each.candidate.number, **asdict(verdict))
-        if self.rules.diagnosing:
-            self._name_faults(results)
+        self._name_faults(results)
         self._narrow()
 
     def finished(self) -> str | None:
@@ -214,15 +213,17 @@ class Coordinator:
         return found
 
     def _name_faults(self, results: Sequence[Result]) -> None:
-        told = [each for each in self.results if each.status == "complete" and each.roofline]
-        for each in results:
-            for fault in faults_of(self.pool, each, told) if each in told else []:
+        numbers = {each.candidate.number for each in results}
+        for fault in self.analysis.faults:
+            if fault.trial in numbers:
                 fields = {"fault": fault.kind, "mechanism": fault.mechanism.name, "text": fault.text}
                 self._tell("fault", trial=fault.trial, seconds=fault.seconds, share=fault.share, **fields)
 
     def _narrow(self) -> None:
-        """Close the plans that share a fault, costliest first, where the others are expected to be faster."""
-        analysis, expected, left = self.analysis, self.analysis.expected(self.pool), ~self._is_tried()
+        """Close the plans that share a fault, costliest first, where others that are open are expected to be faster."""
+        analysis, expected = self.analysis, self.analysis.expected(self.pool)
+        masks = self._masks(best_of(self.results))
+        left = np.logical_and.reduce([mask for name, mask in masks.items() if name != "narrowed"])
         wanted: dict[Mechanism, Narrowing] = {}
         closed: dict[Mechanism, int] = {}
         for mechanism, penalty in sorted(analysis.penalties.items(), key=lambda each: -each[1]):

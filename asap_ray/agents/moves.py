@@ -6,7 +6,7 @@ ZeRO, schedule and sequence parallelism follow where they must: they stay as the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,24 @@ FOLLOWING = ("schedule", "virtual", "sequence_parallel", "zero", "micro_batch")
 """Knobs that follow, in the order in which they are kept if they can be."""
 
 
-def reached(pool: Pool, row: int, move: Mapping[str, str], recomputed: np.ndarray) -> np.ndarray:
+def moves_from(
+    pool: Pool, row: int, moves: Sequence[Mapping[str, str]], times: int
+) -> Iterator[tuple[Mapping[str, str], int]]:
+    """Moves in the order in which they are to be looked at from a plan, each with how many times over.
+
+    A plan doubles what it has before it begins with an axis: one whose weights are sharded over fsdp keeps sharding
+    them. All moves come before any is made once more.
+    """
+
+    def begun(move: Mapping[str, str]) -> int:
+        doubled = [axis for axis in AXES if move.get(axis) == "double"]
+        return sum(pool.columns[axis][row] == 1 for axis in doubled)
+
+    for steps in range(1, times + 1):
+        yield from ((move, steps) for move in sorted(moves, key=begun))
+
+
+def reached(pool: Pool, row: int, move: Mapping[str, str], recomputed: np.ndarray, times: int = 1) -> np.ndarray:
     """Which plans a move leads to from one of them [plans].
 
     Args:
@@ -28,6 +45,7 @@ def reached(pool: Pool, row: int, move: Mapping[str, str], recomputed: np.ndarra
         row: where the move starts.
         move: what becomes of each column that it names.
         recomputed: FLOPs that each recomputation policy computes again [policies].
+        times: how often what it halves is halved, and what it doubles doubled.
     """
     columns = pool.columns
     mask = np.ones(len(pool), bool)
@@ -38,7 +56,7 @@ def reached(pool: Pool, row: int, move: Mapping[str, str], recomputed: np.ndarra
         if knob not in move:
             mask &= columns[knob] == columns[knob][row]
     for name, action in move.items():
-        mask &= _acted(pool, row, name, action, recomputed)
+        mask &= _acted(pool, row, name, action, recomputed, 2**times)
     for knob in FOLLOWING:
         same = mask & (columns[knob] == columns[knob][row])
         if knob not in move and same.any():
@@ -46,14 +64,14 @@ def reached(pool: Pool, row: int, move: Mapping[str, str], recomputed: np.ndarra
     return mask
 
 
-def _acted(pool: Pool, row: int, name: str, action: str, recomputed: np.ndarray) -> np.ndarray:
+def _acted(pool: Pool, row: int, name: str, action: str, recomputed: np.ndarray, factor: int) -> np.ndarray:
     column = pool.columns[name]
     here = column[row]
     if name == "remat" and action in ("lighter", "heavier"):
         more = recomputed[column] > recomputed[here]
         return more if action == "heavier" else recomputed[column] < recomputed[here]
     if action in ("half", "double"):
-        return 2 * column == here if action == "half" else column == 2 * here
+        return factor * column == here if action == "half" else column == factor * here
     if action in ("lower", "higher"):
         return column < here if action == "lower" else column > here
     if action == "free":

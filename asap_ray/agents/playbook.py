@@ -15,7 +15,7 @@ import numpy as np
 
 from asap_ray.agents.brief import Brief
 from asap_ray.agents.facts import facts_of_result
-from asap_ray.agents.moves import reached
+from asap_ray.agents.moves import moves_from, reached
 from asap_ray.agents.proposal import Proposal, predict_change, predict_step
 from asap_ray.agents.verifier import row_of
 from asap_ray.knowledge import Card, Fact, fired
@@ -43,7 +43,7 @@ class Playbook:
         ranked = _ranked(brief, set())
         found = [proposal for proposal in [next(ranked, None)] if proposal][:count]
         places = min(int(self.card_share * count), count - len(found))
-        for proposal in self.by_cards(brief, brief.best):
+        for proposal in self.by_cards(brief, brief.best, {each.plan for each in found}):
             if places <= 0:
                 break
             if proposal.plan not in {each.plan for each in found}:
@@ -51,13 +51,14 @@ class Playbook:
                 places -= 1
         return [*found, *_first(_ranked(brief, {each.plan for each in found}), count - len(found))]
 
-    def by_cards(self, brief: Brief, base: Result | None) -> list[Proposal]:
-        """What cards propose from a trial: one plan a card, those expected fastest first."""
+    def by_cards(self, brief: Brief, base: Result | None, taken: AbstractSet[Plan] = frozenset()) -> list[Proposal]:
+        """What cards propose from a trial, of plans that are not taken: one a card, those expected fastest first."""
         row = brief.pool.row(base.candidate.plan) if base else None
         if base is None or row is None or not brief.diagnosing:
             return []
-        facts = facts_of_result(brief.pool.problem, base)
-        found = [self._by_card(brief, card, base, row, facts) for card in fired(self.cards, facts)]
+        facts, free = facts_of_result(brief.pool.problem, base), np.ones(len(brief.pool), bool)
+        free[[given for plan in taken if (given := row_of(brief.pool, plan)) is not None]] = False
+        found = [self._by_card(brief, card, base, row, facts, free) for card in fired(self.cards, facts)]
         return sorted((each for each in found if each), key=lambda each: each.expected_s)
 
     def revise(self, brief: Brief, refused: Proposal, reason: str, others: Sequence[Proposal]) -> Proposal | None:
@@ -68,7 +69,7 @@ class Playbook:
             row = brief.pool.row(base.candidate.plan) if base else None
             if base is not None and row is not None:
                 facts = facts_of_result(brief.pool.problem, base)
-                again = self._by_card(brief, card, base, row, facts, among=brief.open)
+                again = self._by_card(brief, card, base, row, facts, brief.open)
                 if again and again.plan not in taken:
                     return again
         return next(_ranked(brief, taken), None)
@@ -80,13 +81,12 @@ class Playbook:
         base: Result,
         row: int,
         facts: Mapping[str, Fact],
-        among: np.ndarray | None = None,
+        among: np.ndarray,
     ) -> Proposal | None:
-        """The best plan that a card's first possible move leads to; `among` leaves only some plans [plans]."""
+        """The best plan among some [plans] that a card's first possible move leads to."""
         pool, limit = brief.pool, HOPE * (base.step_time_s or np.inf)
-        for move in card.moves:
-            mask = reached(pool, row, move, pool.recomputed) & (brief.expected_s <= limit)
-            mask = mask if among is None else mask & among
+        for move, times in moves_from(pool, row, card.moves, card.times):
+            mask = reached(pool, row, move, pool.recomputed, times) & (brief.expected_s <= limit) & among
             if mask.any():
                 rows = np.flatnonzero(mask)
                 best = int(rows[np.argmin(brief.expected_s[rows])])

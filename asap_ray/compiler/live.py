@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from asap_ray.compiler.hlo import Computation, Instruction, Module
-from asap_ray.compiler.schedule import phase_of
 from asap_ray.compiler.shapes import HBM, Array, arrays
+from asap_ray.profile.kinds import phase_of
 
 TOP = 10
 _SAME = ("bitcast", "tuple", "opt-barrier", "optimization-barrier", "parameter")

@@ -19,6 +19,7 @@ from asap_ray.compiler.costs import Cost, Costs, Resource
 from asap_ray.compiler.hlo import Computation, HloError, Instruction, Module
 from asap_ray.compiler.kernels import FREE_CALLS, target
 from asap_ray.compiler.loops import LoopReader
+from asap_ray.profile.kinds import phase_of
 from asap_ray.profile.table import Op
 
 STARTED, FINISHED = "AsyncCollectiveStart", "AsyncCollectiveDone"
@@ -287,17 +288,6 @@ class _Reader:
 def _met(transfer: Instruction) -> str:
     """What ties a receive to its send: the name they meet under, else their channel."""
     return collectives.rendezvous(transfer.attributes) or f"channel {transfer.attribute('channel_id')}"
-
-
-def phase_of(scope: str) -> str:
-    """The phase that a path of JAX scopes belongs to, or nothing where it does not say."""
-    if "rematted_computation" in scope:
-        return "recompute"
-    if "transpose(" in scope:
-        return "backward"
-    if "optimizer" in scope:
-        return "optimizer"
-    return "forward" if "jvp(" in scope else ""
 
 
 def _named_overlaps(steps: tuple[Step, ...], ops: dict[Key, Op]) -> tuple[Step, ...]:

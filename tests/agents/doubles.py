@@ -24,12 +24,13 @@ Fault = Callable[[Estimate, Observation], tuple[Estimate, Observation]]
 
 @dataclass(frozen=True)
 class Double:
-    """Tries plans of a pool: each takes `scale` times the roofline's parts, and what faults add; plans in `too_big` do
-    not fit."""
+    """Tries plans of a pool: each takes `scale` times the roofline's parts, and what faults add, and `memory` times its
+    bytes; plans in `too_big` do not fit."""
 
     pool: Pool
     faults: Sequence[Fault] = ()
     scale: float = 1.1
+    memory: float = 1.0
     too_big: Callable[[Plan], bool] = lambda plan: False
 
     def run(self, candidates: Sequence[Candidate]) -> list[Result]:
@@ -41,8 +42,8 @@ class Double:
         priced = self.pool.estimate(row)
         known: dict[str, Any] = {"candidate": candidate, "roofline": priced, "source": "compile", "evidence": EVIDENCE}
         if self.too_big(candidate.plan):
-            over = 0.1 * priced.hbm_bytes
-            return Result(**known, status="infeasible", over_bytes=over, reason="out of memory")
+            needed, over = self.memory * priced.hbm_bytes, 0.1 * priced.hbm_bytes
+            return Result(**known, status="infeasible", hbm_bytes=needed, over_bytes=over, reason="out of memory")
         estimate = more(priced, {name: (self.scale - 1) * s for name, s in priced.time_parts.items()})
         seen = observation(estimate)
         for fault in self.faults:
@@ -52,7 +53,7 @@ class Double:
             **known,
             status="complete",
             step_time_s=estimate.step_time_s,
-            hbm_bytes=priced.hbm_bytes,
+            hbm_bytes=self.memory * priced.hbm_bytes,
             estimate=estimate,
             observation=seen,
             diagnosis=diagnose_observed(seen) if self.faults else diagnose(estimate),

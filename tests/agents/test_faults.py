@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from asap_ray.agents.analyzer import analyse
+from asap_ray.physics.estimate import TIME_PARTS
 from asap_ray.plan import Plan
 from asap_ray.search.pool import Pool
-from asap_ray.search.protocol import Result
+from asap_ray.search.protocol import Candidate, Result
 from tests.agents.doubles import Double, Fault, agents, play, resharding, slow_kernel, slow_link, small_pool
 
 
@@ -99,6 +104,54 @@ def test_a_price_that_is_off_for_all_plans_is_no_fault(pool: Pool) -> None:
     assert searcher.analysis.ratios == pytest.approx(1.9)
 
 
+def test_traffic_that_is_off_as_all_else_is_no_slow_link(pool: Pool) -> None:
+    tensor = pool.parts[:, TIME_PARTS.index("tensor")] / pool.step_s
+    row = int(np.argmax(tensor))
+    assert tensor[row] > 0.2
+    candidate = Candidate(number=0, plan=pool.plan(row), author="test")
+    off, slow = Double(pool, scale=3.0).one(candidate), Double(pool, [slow_link("tensor", "tensor")]).one(candidate)
+    assert analyse(pool, [off]).faults == ()
+    assert [each.kind for each in analyse(pool, [slow]).faults] == ["slow link"]
+
+
+def test_what_is_closed_is_all_that_fits_so_it_stays_open(pool: Pool) -> None:
+    # With this much more memory than priced no plan without tensor parallelism fits any more, which has the fault.
+    whole = pool.columns["tensor"] == 1
+    usable = pool.problem.slice.chip.usable_hbm_bytes
+    memory = 1.01 * usable / float(pool.hbm_bytes[whole].min())
+    assert (memory * pool.hbm_bytes[~whole] <= usable).sum() > 20
+    searcher = agents(pool, share=0.0)
+    found = play(searcher, Double(pool, [resharding("tensor")], memory=memory), rounds=4)
+    assert len(found) == 12
+    assert all(sick(found[3:], lambda plan: plan.axes["tensor"] > 1))
+    kinds = [each.kind for each in searcher.drain()]
+    assert ("fault" in kinds, "narrowing" in kinds) == (True, False)
+
+
+def test_memory_is_learnt_where_nothing_has_fit_yet(pool: Pool) -> None:
+    searcher = agents(pool, share=0.0)
+    usable, memory = pool.problem.slice.chip.usable_hbm_bytes, 1.7
+    double = Double(pool, memory=memory, too_big=lambda plan: True)
+    first = play(searcher, double, rounds=1)
+    assert {each.status for each in first} == {"infeasible"}
+    assert searcher.analysis.memory == pytest.approx(memory)
+    for each in searcher.ask(3):
+        assert memory * float(pool.hbm_bytes[pool.row(each.plan) or 0]) <= usable
+
+
+def test_a_thousand_trials_are_analysed_in_seconds(pool: Pool) -> None:
+    double = Double(pool, [resharding("fsdp")])
+    one = [double.one(Candidate(number=n, plan=pool.plan(n), author="test")) for n in range(0, 1000, 20)]
+    many = [
+        replace(each, candidate=replace(each.candidate, number=20 * n + i))
+        for i, each in enumerate(one)
+        for n in range(20)
+    ]
+    begun = time.process_time()
+    assert analyse(pool, many).trials == 1000
+    assert time.process_time() - begun < 10  # a comparison of each with each takes a minute
+
+
 def test_a_narrowing_is_lifted_where_what_it_closes_is_the_best_after_all(pool: Pool) -> None:
     searcher = agents(pool, share=0.0)
     faults = [resharding("fsdp")]
@@ -118,10 +171,6 @@ def test_a_narrowing_is_lifted_where_what_it_closes_is_the_best_after_all(pool: 
 
 
 def test_trials_of_another_trainer_do_not_count(pool: Pool) -> None:
-    from dataclasses import replace
-
-    from asap_ray.agents.analyzer import analyse
-
     found = play(agents(pool, share=0.0), Double(pool, scale=3.0), rounds=1)
     mixed = [replace(found[0], evidence="maxtext"), *(replace(each, evidence="ours") for each in found[1:])]
     assert analyse(pool, mixed).trials == 2

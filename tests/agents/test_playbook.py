@@ -17,7 +17,7 @@ from asap_ray.agents.moves import reached
 from asap_ray.agents.playbook import Playbook
 from asap_ray.diagnosis import diagnose
 from asap_ray.knowledge import Card, load_cards
-from asap_ray.plan import Plan
+from asap_ray.plan import AXES, Plan
 from asap_ray.problem import coding
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result
@@ -140,6 +140,51 @@ def moved(card: Card, before: Plan, after: Plan) -> bool:
         return acts[action](a, b) if action in acts else str(b).lower() == action
 
     return any(all(held(name, action) for name, action in move.items()) for move in card.moves)
+
+
+@pytest.mark.parametrize(
+    ("base", "after"),
+    [
+        ({"context": 2, "fsdp": 4}, {"fsdp": 8}),  # weights are sharded and stay so
+        ({"context": 2, "data": 4}, {"data": 8}),
+        ({"context": 2, "data": 2, "fsdp": 2}, {"data": 4, "fsdp": 2}),  # the card's own order
+        ({"context": 2, "tensor": 4}, {"data": 2, "tensor": 4}),  # neither is begun
+    ],
+)
+def test_a_plan_doubles_the_axis_that_it_has(
+    base: dict[str, int], after: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_named(tuple(EXPERTS.items()))
+    assert meshes_by_card(pool, "compute_context_to_data", base, {"bound": "compute"}, monkeypatch)[0] == after
+
+
+def test_a_card_that_reaches_further_takes_the_next_step_once_the_first_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = pool_named(tuple(EXPERTS.items()))
+    found = meshes_by_card(pool, "hbm_more_tensor", {"data": 4, "context": 2}, {"bound": "hbm"}, monkeypatch)
+    steps = list(dict.fromkeys(tuple(sorted(each.items())) for each in found))
+    assert [dict(each) for each in steps] == [
+        {"context": 2, "data": 2, "tensor": 2},
+        {"context": 2, "tensor": 4},
+    ]
+    once = meshes_by_card(pool, "ici_tensor_to_data", {"tensor": 4, "data": 2}, {"bound": "ici"}, monkeypatch)
+    assert once[0] == {"tensor": 2, "data": 4}
+    assert {"data": 8} not in once
+
+
+def meshes_by_card(
+    pool: Pool, name: str, base: dict[str, int], facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, int]]:
+    """Meshes that one card leads to from a plan on a mesh, one after the other, each once the ones before are taken."""
+    sizes = {axis: base.get(axis, 1) for axis in AXES}
+    brief, result = brief_of(pool, base_of(pool, sizes, CARDS[name]))
+    monkeypatch.setattr("asap_ray.agents.playbook.facts_of_result", lambda *given: {**facts_of_result(*given), **facts})
+    brain, taken, found = Playbook(cards=(CARDS[name],)), set[Plan](), list[dict[str, int]]()
+    while proposals := brain.by_cards(brief, result, taken):
+        taken.add(proposals[0].plan)
+        found.append({axis: size for axis, size in proposals[0].plan.axes.items() if size > 1})
+    return found
 
 
 def test_without_diagnosis_no_card_fires() -> None:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from asap_ray.compiler.costs import CYCLES_FRACTION, Costs
 from asap_ray.compiler.hlo import HloError, parse
-from asap_ray.compiler.schedule import Branch, Loop, Run, Start, Wait, phase_of
+from asap_ray.compiler.schedule import Branch, Loop, Run, Start, Wait
 from asap_ray.compiler.timeline import Player, profile_of
 from asap_ray.meshes import meshes_of
 from asap_ray.physics import network
 from asap_ray.physics.traffic import axes_link
+from asap_ray.profile.kinds import phase_of
 from tests.compiler.conftest import PLANS, Profiled, Read, calibrated, planned
 from tests.compiler.test_hlo_loops import LOOP, PLAIN
 
