@@ -134,7 +134,7 @@ def check_model(config: Config) -> None:
         if config.model:
             raise ConfigError("+model", config.model_name, f"not for task={config.task}: {MODELS_OF[config.task]}")
         return
-    if not config.model:
+    if not config.model and config.baseline is None:  # a baseline may be a job that says its model
         raise ConfigError("+model", "", "a model is needed")
     if "hf_config" not in config.model:
         return

@@ -196,7 +196,8 @@ class Config:
     )
     plan: str | None = field(default=None, metadata=_help("the plan to explain, in one line; null explains the best"))
     baseline: str | None = field(
-        default=None, metadata=_help("a plan in one line, or a file with one, to compare with")
+        default=None,
+        metadata=_help("a plan in one line, a file with one, or your trainer's own config, to compare with"),
     )
     tiers: list[str] = field(
         default_factory=lambda: ["auto"],
@@ -256,7 +257,10 @@ class Config:
 
     @property
     def model_name(self) -> str:
-        """Name of the model; one read from a config.json is called after the folder that holds the file."""
+        """Name of the model; one read from a config.json is called after the folder that holds the file, and one read
+        from a baseline after that file."""
+        if not self.model and self.baseline is not None:
+            return Path(self.baseline).stem[:LONGEST_LABEL] or "model"
         if "hf_config" not in self.model:
             return str(self.model.get("name", "model"))
         path = Path(str(self.model["hf_config"])).absolute()

@@ -1,4 +1,4 @@
-"""Values from a JSON file that someone else wrote, each checked as it is asked for.
+"""Values from a file that someone else wrote, each checked as it is asked for.
 
 All text in such a file is data: it reaches a message only escaped and cut, and every fault is one ConfigError.
 """
@@ -6,7 +6,7 @@ All text in such a file is data: it reaches a message only escaped and cut, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,29 @@ def told(value: object) -> str:
     return shown(repr(value) if isinstance(value, str) else value, LONGEST_SHOWN)
 
 
+def read_text(key: str, path: str | Path, what: str) -> bytes:
+    """The bytes of a file that should be `what`.
+
+    Raises:
+        ConfigError: it is missing, a directory, unreadable or too large.
+    """
+    file = Path(path)
+    try:
+        if not file.exists():
+            raise ConfigError(key, path, f"does not exist; allowed: {what}")
+        if file.is_dir():
+            raise ConfigError(key, path, f"is a directory; allowed: {what}")
+        if not file.is_file() or file.stat().st_size > LARGEST_FILE_BYTES:
+            raise ConfigError(key, path, f"allowed: a file of at most {LARGEST_FILE_BYTES} bytes, {what}")
+        return file.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(key, path, f"cannot be read; allowed: {what}") from error
+
+
 class ForeignConfig:
-    """The object in a JSON file, with the config key under which the user named that file."""
+    """The object in a file, with the config key under which the user named that file."""
 
     def __init__(self, key: str, path: str | Path, values: Mapping[str, Any]) -> None:
         """Wrap values that are read already; `load` reads them."""
@@ -35,24 +56,12 @@ class ForeignConfig:
 
     @classmethod
     def load(cls, key: str, path: str | Path, what: str) -> ForeignConfig:
-        """Read a file that should be `what`.
+        """Read a JSON file that should be `what`.
 
         Raises:
-            ConfigError: it is missing, a directory, unreadable, too large, no JSON, or no JSON object.
+            ConfigError: it cannot be read, is no JSON, or no JSON object.
         """
-        file = Path(path)
-        try:
-            if not file.exists():
-                raise ConfigError(key, path, f"does not exist; allowed: {what}")
-            if file.is_dir():
-                raise ConfigError(key, path, f"is a directory; allowed: {what}")
-            if not file.is_file() or file.stat().st_size > LARGEST_FILE_BYTES:
-                raise ConfigError(key, path, f"allowed: a file of at most {LARGEST_FILE_BYTES} bytes, {what}")
-            text = file.read_bytes()
-        except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(key, path, f"cannot be read; allowed: {what}") from error
+        text = read_text(key, path, what)
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -100,6 +109,24 @@ class ForeignConfig:
         if type(value) is not bool:
             raise self.error(f"{name}={told(value)}; allowed: true or false")
         return value
+
+    def choice(self, name: str, allowed: Sequence[str], default: str | None = None) -> str | None:
+        """One of some names; where it is missing or null its default."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if value not in allowed:
+            raise self.error(f"{name}={told(value)}; allowed: {', '.join(allowed)}")
+        return str(value)
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number from 0; where it is missing or null its default."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_SIZE:
+            raise self.error(f"{name}={told(value)}; allowed: a number from 0 to {LARGEST_SIZE}")
+        return float(value)
 
     def any_above_zero(self, *names: str) -> bool:
         """Whether any of these numbers is there and above 0."""

@@ -188,6 +188,7 @@ def elsewhere(answer: SliceAnswer) -> Block:
 def closing(answer: Answer) -> Block:
     """Where the files are, how long it took, and what the figures are worth."""
     written = [name for name in FILES if (answer.run_dir / name).exists()]
+    written += [str(path.relative_to(answer.run_dir)) for path in sorted(answer.run_dir.glob("plans/best.*"))]
     facts = [("files", ", ".join(written)), ("in", str(answer.run_dir))] if written else []
     facts.append(("stopped", f"{answer.stop_reason} ({units.seconds(answer.wall_s)})"))
     if not any(answer.trials.values()):

@@ -23,6 +23,7 @@ from asap_ray.report.outline import heading
 from asap_ray.report.terminal import announce, print_blocks
 from asap_ray.space import Space
 from asap_ray.tasks import record
+from asap_ray.tasks.baseline import tell_baseline
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.running import (
@@ -65,6 +66,7 @@ def run(config: Config) -> int:
     ledger = open_run(config)
     record.started(ledger, config, setting.workload, command_line(), versions())
     record.narrowed(ledger, space.narrowings)
+    tell_baseline(setting.foreign, baseline, ledger, output, stream)
     priced = [heading(config.model_name, setting.workload, setting.slices)] if not early else []
     priced += blocks(told)
     if compiling is not None:  # what the roofline says need not wait for a compiler

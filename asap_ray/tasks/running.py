@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from asap_ray import __version__
 from asap_ray.config import Config
@@ -27,6 +27,7 @@ from asap_ray.space import Space
 from asap_ray.tiers.protocol import Job, Tier
 from asap_ray.tiers.roofline import Roofline, Sweep
 
+Result = TypeVar("Result")
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 PRICED_AT_ONCE = 3_000_000
 """Plans that are priced before a reader wonders whether anything happens."""
@@ -93,14 +94,14 @@ def tell(config: Config, fields: Mapping[str, Any], blocks: Iterable[Block]) -> 
         print_blocks(blocks, *output_of(config))
 
 
-def write_files(config: Config, write: Callable[[], object]) -> None:
-    """Write a run's files.
+def write_files(config: Config, write: Callable[[], Result]) -> Result:
+    """Write a run's files, and return what the writing does.
 
     Raises:
         ConfigError: a file cannot be written: the disk is full, or the directory is not ours.
     """
     try:
-        write()
+        return write()
     except OSError as error:
         raise _not_written(config, error) from error
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asap_ray.architecture import architecture_from_mapping
+from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.chip import Chip, chip_from_mapping
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
 from asap_ray.hardware import Slice, parse_slice
+from asap_ray.interchange.exchange import Foreign
 from asap_ray.interchange.huggingface import read_config
 from asap_ray.narrowing import fixed, forbidden
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
@@ -18,6 +20,7 @@ from asap_ray.problem import Problem
 from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
+from asap_ray.tasks.baseline import check_model, check_shape, foreign_baseline, model_of
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.workload import DTYPE_BYTES, Workload, train_shape_from_mapping
 
@@ -27,11 +30,15 @@ UNPUBLISHED_SHAPE = (1024, 4096)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What one command works on: a workload, and one tier and space for each slice asked for."""
+    """What one command works on: a workload, and one tier and space for each slice asked for.
+
+    `foreign` is the job of another trainer's config that the baseline names, where it names one.
+    """
 
     workload: Workload
     tiers: tuple[Roofline, ...]
     spaces: tuple[Space, ...]
+    foreign: Foreign | None = None
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -45,9 +52,10 @@ def load(config: Config) -> Setting:
     Raises:
         ConfigError: something it names does not exist or cannot be used.
     """
-    workload = _workload(config)
     stack = stack_from_mapping(config.stack)
     chips = load_chips(config)
+    foreign = foreign_baseline(config)
+    workload = _workload(config, foreign, chips)
     calibrations = calibrations_from_mappings(load_group("calibration", config.config_dir))
     tiers, spaces = [], []
     for name in config.hardware.slices:
@@ -62,7 +70,7 @@ def load(config: Config) -> Setting:
         tiers.append(Roofline(problem=problem, calibration=calibration_of(slice_.chip, stack.name, calibrations)))
         narrowings = fixed(problem, config.space.fix) + forbidden(problem, config.space.forbid)
         spaces.append(Space(problem=problem, narrowings=narrowings))
-    return Setting(workload=workload, tiers=tuple(tiers), spaces=tuple(spaces))
+    return Setting(workload=workload, tiers=tuple(tiers), spaces=tuple(spaces), foreign=foreign)
 
 
 def load_chips(config: Config) -> dict[str, Chip]:
@@ -88,24 +96,39 @@ def load_chips(config: Config) -> dict[str, Chip]:
     return chips
 
 
-def _workload(config: Config) -> Workload:
-    if "hf_config" in config.model:
-        architecture, shape = read_config(Path(config.model["hf_config"])), None
-    else:
-        architecture, shape = architecture_from_mapping(config.model), train_shape_from_mapping(config.model)
+def _workload(config: Config, foreign: Foreign | None, chips: Mapping[str, Chip]) -> Workload:
+    """The workload asked for; what is not asked for is the baseline's, where that is a job, or as published."""
+    architecture, shape = _model(config, foreign)
     batch, length = shape or UNPUBLISHED_SHAPE
     if shape is None and architecture.learned_positions:
         length = min(length, architecture.learned_positions)
-    asked = config.workload
-    precision = asked.precision or "bf16"
+    asked, precision = config.workload, config.workload.precision
+    asked_batch, asked_length = asked.global_batch, asked.seq_len
+    if foreign is not None:
+        check_model(foreign, architecture, config.config_dir)
+        theirs = foreign.batch_on(parse_slice(config.hardware.slices[0], chips).devices)
+        asked_batch = check_shape(foreign, "global_batch", asked_batch, theirs)
+        asked_length = check_shape(foreign, "seq_len", asked_length, foreign.seq_len)
+        precision = precision or foreign.precision
+    precision = precision or "bf16"
     if precision not in DTYPE_BYTES:
         raise ConfigError("workload.precision", precision, f"allowed: {', '.join(DTYPE_BYTES)}", DTYPE_BYTES)
     return Workload(
         architecture=architecture,
-        global_batch=asked.global_batch or batch,
-        seq_len=asked.seq_len or length,
+        global_batch=asked_batch or batch,
+        seq_len=asked_length or length,
         precision=precision,
     )
+
+
+def _model(config: Config, foreign: Foreign | None) -> tuple[Architecture, tuple[int, int] | None]:
+    """The architecture, and the shape that it was published with, where that is known."""
+    if "hf_config" in config.model:
+        return read_config(Path(config.model["hf_config"])), None
+    if not config.model and foreign is None:
+        raise ConfigError("+model", "", "a model is needed: baseline is no trainer's config that could name one")
+    mapping = config.model or (model_of(foreign, config.config_dir) if foreign else {})
+    return architecture_from_mapping(mapping), train_shape_from_mapping(mapping)
 
 
 def _numerics(config: Config) -> tuple[str, ...]:

@@ -24,8 +24,10 @@ from asap_ray.report.files import write_report
 from asap_ray.report.live import live
 from asap_ray.report.terminal import announce, show, show_priced
 from asap_ray.tasks import record
+from asap_ray.tasks.baseline import tell_baseline
 from asap_ray.tasks.derived import write_derived
 from asap_ray.tasks.nothing import explain_nothing
+from asap_ray.tasks.plans import tell_plans, write_plans
 from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.rounds import rounds_of
 from asap_ray.tasks.running import (
@@ -71,17 +73,20 @@ def run(config: Config) -> int:
     slices = _swept(config, setting, baseline, ledger)
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
+    tell_baseline(setting.foreign, baseline, ledger, output, stream)
     answer = _answer(config, setting, slices, baseline, started)
     if compiling is not None:
         show_priced(answer, output, stream)
         answer = _searched(config, setting, compiling, answer, ledger, before, stream, started)
     write_files(config, lambda: write_report(answer, config.run_path))
+    plans = write_files(config, lambda: write_plans(config, setting, answer))
     record.answered(ledger, answer)
     if compiling is not None:
         write_files(config, lambda: write_derived(list(ledger.events()), config.run_path))
     show(
         answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=compiling is not None
     )
+    tell_plans(plans, output, stream)
     return 0
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
+from asap_ray.interchange.exchange import plan_of
 from asap_ray.narrowing import fixed
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import KNOBS, Plan
 from asap_ray.rules import broken
 from asap_ray.space import Space
+from asap_ray.tasks.baseline import foreign_baseline
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.running import fastest_layout, swept
 from asap_ray.tiers.roofline import Roofline
@@ -48,10 +50,16 @@ def baseline_of(config: Config, tier: Roofline) -> Estimate | None:
     """The baseline's estimate, None where none is given; what narrows the space does not narrow it.
 
     Raises:
-        ConfigError: it is neither a plan nor a file that holds one, or no legal plan has all that it names.
+        ConfigError: it is neither a plan nor a file that holds one, nor a trainer's config; or no legal plan is as it
+            says.
     """
     if config.baseline is None:
         return None
+    if (foreign := foreign_baseline(config)) is not None:
+        plan = plan_of(foreign, tier.problem)
+        if (rule := broken(tier.problem, plan)) is not None:
+            raise foreign.error(f"its plan is not legal here ({plan.line}): {rule[1]}")
+        return fastest_layout(tier, plan, "baseline")
     line = baseline_line(config.baseline)
     return written_plan(config, tier, Space(problem=tier.problem), line, "baseline")[1]
 
@@ -82,7 +90,7 @@ def baseline_line(text: str) -> str:
     Raises:
         ConfigError: it is neither a plan nor a file that holds one.
     """
-    wanted = "allowed: a plan in one line, or a file with one: its line, or a summary.json"
+    wanted = "allowed: a plan in one line, a file with one (its line, or a summary.json), or a trainer's config"
     try:
         path = Path(os.path.expanduser(text))  # ~name stays where there is no such user; Path would raise
         if not path.is_file():

@@ -32,7 +32,10 @@ BEST_KEYS = {
     "plan", "line", "step_time_s", "interval_s", "floor_s", "serial_s", "mfu", "tokens_per_s", "hbm_bytes", "source",
 }  # fmt: skip
 KINDS = ["start", "swept", "certificate", "answer"]
-FILES = {"summary.json", "leaderboard.csv", "leaderboard.json", "leaderboard.md", "report.html", "events.jsonl"}
+FILES = {
+    *("summary.json", "leaderboard.csv", "leaderboard.json", "leaderboard.md", "report.html", "events.jsonl"),
+    "plans",
+}
 
 
 def answer(ended: Any) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""Which project a config is of, and which projects a stack's plans can be written for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from asap_ray.interchange import maxtext
+from asap_ray.interchange.config_text import decoded, shell_words, yaml_values
+from asap_ray.interchange.exchange import Foreign, Written
+from asap_ray.interchange.foreign import ForeignConfig
+from asap_ray.plan import Plan
+from asap_ray.problem import Problem
+
+WHAT = "a config of MaxText: its YAML, or its key=value words"
+
+
+class Writer(Protocol):
+    """Writes a plan as a project's config; `preset` is the file of conf/model with the model's very sizes, or empty."""
+
+    def __call__(self, problem: Problem, plan: Plan, preset: str = "") -> Written:
+        """The plan's files, with what the project has no word for."""
+        ...
+
+
+WRITERS: Mapping[str, tuple[tuple[str, ...], Writer]] = {"maxtext": (maxtext.STACKS, maxtext.write)}
+"""Names for `to=`: the stacks whose plans they can say, and what writes them."""
+
+
+def writers_of(stack: str) -> dict[str, Writer]:
+    """What can write plans of a stack, by name."""
+    return {name: writer for name, (stacks, writer) in WRITERS.items() if stack in stacks}
+
+
+def read_job(key: str, path: str | Path) -> Foreign | None:
+    """A file as a job of the project that its names tell; None where they tell none.
+
+    Raises:
+        ConfigError: the file cannot be read, or is a project's and holds what cannot be used.
+    """
+    text = decoded(key, path, WHAT)
+    if Path(path).suffix.lower() in (".yml", ".yaml"):
+        values = yaml_values(key, path, text)
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            return None
+        return maxtext.read(ForeignConfig(key, path, values)) if maxtext.is_one(values) else None
+    return maxtext.read_words(key, str(path), shell_words(key, path, text))

@@ -1,0 +1,80 @@
+"""`plans/` of a run directory: the best plan as configs of the trainers it is meant for, each with where it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TextIO
+
+from asap_ray.architecture import Architecture, architecture_from_mapping
+from asap_ray.config import Config
+from asap_ray.interchange.exchange import Written
+from asap_ray.interchange.projects import writers_of
+from asap_ray.physics.estimate import Estimate
+from asap_ray.problem import Problem
+from asap_ray.report.answer import Answer
+from asap_ray.report.files import write_whole
+from asap_ray.report.outline import Block
+from asap_ray.report.terminal import print_blocks
+from asap_ray.settings import load_group
+from asap_ray.tasks.setting import Setting
+
+FOLDER = "plans"
+
+
+def write_plans(config: Config, setting: Setting, answer: Answer) -> tuple[Written, ...]:
+    """Write the best plan for every trainer that can say it, where one fits, and return what was written.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+    folder = config.run_path / FOLDER
+    for old in folder.glob("best.*"):  # of an earlier run in this directory, maybe for other trainers
+        old.unlink(missing_ok=True)
+    best = answer.winner.best
+    if best is None:
+        return ()
+    problem = next(tier.problem for tier in setting.tiers if tier.problem.slice == answer.winner.slice)
+    preset = preset_of(problem.workload.architecture, config.config_dir)
+    found = [writer(problem, best.plan, preset) for writer in writers_of(problem.stack.name).values()]
+    for each in found:
+        write_files(each, header(config.run_path, problem, best, each), folder)
+    return tuple(found)
+
+
+def tell_plans(written: Iterable[Written], output: str, stream: TextIO) -> None:
+    """Say what of the best plan the trainers it is written for have no word for."""
+    facts = [(each.project, f"{knob}: {why}") for each in written for knob, why in each.cannot.items()]
+    if facts:
+        print_blocks([Block(title="Not said in plans/", facts=tuple(facts))], output, stream)
+
+
+def write_files(written: Written, head: str, folder: Path) -> list[Path]:
+    """Write the files of one trainer; one of words alone, to be pasted, has no header."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {name: text if name.endswith(".txt") else head + text for name, text in written.files.items()}
+    return [write_whole(folder / f"best.{name}", text) for name, text in texts.items()]
+
+
+def header(run: Path, problem: Problem, best: Estimate, written: Written) -> str:
+    """Comment lines: the run, the plan, what says how fast it is, and what the trainer has no word for."""
+    shape = f"{problem.workload.global_batch} sequences of {problem.workload.seq_len} tokens"
+    lines = [
+        f"{problem.workload.architecture.name} on {problem.slice.name}, {shape}: the best plan of {run.name}",
+        f"plan: {best.plan.line}",
+        f"step: {best.step_time_s:.4g} s by {best.source}; memory {best.hbm_bytes / 1e9:.4g} GB a device",
+        *(f"{written.project} cannot say {knob}: {why}" for knob, why in written.cannot.items()),
+    ]
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def preset_of(architecture: Architecture, config_dir: str | None) -> str:
+    """The file of conf/model with these very sizes, whatever its name; empty where there is none."""
+    for name, mapping in load_group("model", config_dir).items():
+        if "defaults" in mapping:
+            continue  # short for another one
+        other = architecture_from_mapping(mapping)
+        if asdict(replace(other, name="same", source="")) == asdict(replace(architecture, name="same", source="")):
+            return name
+    return ""
