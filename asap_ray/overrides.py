@@ -31,7 +31,7 @@ from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
 GROUPS = ("model", "stack", "scenario")
-SHORT = {"hardware": "hardware.slices", "search": "search.method"}
+SHORT = {"hardware": "hardware.slices", "search": "search.method", "command": "command.template"}
 """Sections that stand for one of their keys."""
 OPEN = ("model", "stack", "space.fix")  # mappings whose entries are checked by their owners
 RAW_TEXT = (
@@ -40,6 +40,9 @@ RAW_TEXT = (
     "run_dir",
     "config_dir",
     "compile.cache",
+    "command.python",
+    "command.script",
+    "command.cwd",
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
 WRAPPED = (
@@ -49,6 +52,8 @@ WRAPPED = (
     "validate.tables",
     "calibrate.tables",
     "compile.xla",
+    "command.args",
+    "command.env",
 )  # one item may be given without brackets
 MAX_WORD = 10_000
 
@@ -267,4 +272,4 @@ def _wanted(schema: DictConfig, key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    return re.sub(r"^(hardware)\.slices|^(search)\.method", r"\1\2", key)
+    return re.sub(r"^(hardware)\.slices|^(search)\.method|^(command)\.template", r"\1\2\3", key)

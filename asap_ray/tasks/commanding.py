@@ -48,11 +48,12 @@ def command_tier(config: Config, setting: Setting) -> dict[str, Command]:
     """
     template = with_args(load_template(config), config.command.args)
     calibrations = calibrations_from_mappings(load_group("calibration", config.config_dir))
+    for tier in setting.tiers:
+        _check_hosts(template, tier.problem)
     options = command_options(config, template)
     tiers = {}
     for tier in setting.tiers:
         problem = tier.problem
-        _check_hosts(template, problem)
         constants = calibration_of(problem.slice.chip, problem.stack.name, calibrations)
         tiers[problem.slice.name] = Command(
             problem=problem, calibration=constants, template=_for_model(config, template), options=options

@@ -120,7 +120,7 @@ class Follower:
                 self._unseen.discard(pattern)
                 self._compare(found)
         for pattern in self._oom:
-            if self.oom is None and (found := self._search(pattern, line)):
+            if not self.oom and (found := self._search(pattern, line)):  # one with sizes says more than one without
                 self.oom, self.oom_line = _sizes(found), line
         for pattern in self._diverged:
             if self._search(pattern, line):

@@ -23,7 +23,7 @@ DERIVED = (
 """Made of a plan and its workload; they change with the plan."""
 OF_PROBLEM = (
     *("global_batch", "seq_len", "model", "known_model", "layers", "d_model", "vocab", "heads", "kv_heads", "head_dim"),
-    *("d_ff", "experts", "topk", "tied", "chip", "slice", "devices", "ici_devices", "slices"),
+    *("d_ff", "experts", "topk", "tied", "chip", "vendor", "slice", "devices", "ici_devices", "slices"),
 )
 NAMES = (*OF_PLAN, *DERIVED, *OF_PROBLEM, *RUN)
 _NAME = re.compile("[a-z][a-z0-9_]*")
@@ -69,6 +69,7 @@ def values_of(problem: Problem, plan: Plan, known_model: bool) -> dict[str, Valu
         "topk": experts.topk if experts else 0,
         "tied": model.tied,
         "chip": problem.slice.chip.name,
+        "vendor": problem.slice.chip.vendor,
         "slice": problem.slice.name,
         "devices": devices,
         "ici_devices": problem.slice.ici_devices,

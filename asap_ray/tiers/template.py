@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from asap_ray.architecture import Architecture
+from asap_ray.layers import Attention
 from asap_ray.plan import AXES, KNOBS, Plan
 from asap_ray.problem import Problem
 from asap_ray.tiers.placeholders import RUN, Value, filled, names_in, values_of, written
@@ -99,8 +101,10 @@ class Template:
     `stacks` are those whose plans it is for (none: any). `hosts` is `one` where the command starts the trainer on the
     machine that it runs on, `any` where it reaches all of them by itself. `module` must be importable by the user's
     interpreter, of `package` the version is evidence, `requires` is the oldest Python. `words` translates values,
-    `models` gives placeholders of a model's own by its name, `order` the mesh axes as the trainer lays them, innermost
-    first. `skip` first steps are not timed; `trace` is where a profile comes to lie, within `{trace_dir}`.
+    `models` gives placeholders of a model's own by its name; with `plain` the words describe any other by its sizes, if
+    it is built as Llama is. `order` has the mesh axes as the trainer lays them, innermost first, and `rest` the one that
+    takes the devices which others leave. `skip` first steps are not timed. `trace` is where a profile comes to lie,
+    within `{trace_dir}`.
     """
 
     name: str
@@ -112,12 +116,14 @@ class Template:
     module: str = ""
     package: str = ""
     requires: str = ""
+    plain: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     file: File | None = None
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     fixed: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    rest: str = ""
     skip: int = 3
     steps: int = 10
     trace: str = ""
@@ -158,15 +164,17 @@ class Template:
             if written(values[name]) not in self.words[name]:
                 known = ", ".join(self.words[name])
                 return f"{name}={written(values[name])}: command={self.name} has a word for {known} only"
-        for name in sorted(named - values.keys() - set(RUN)):
-            known = ", ".join(model for model, own in self.models.items() if name in own)
-            model = problem.workload.architecture.name
-            return f"model {model}: command={self.name} knows {known}; give it its words in a template of your own"
+        model = problem.workload.architecture
+        if (named - values.keys() - set(RUN)) or (self.plain and not values["known_model"] and not like_llama(model)):
+            known = ", ".join((*self.models, *(["all that are built as Llama is"] if self.plain else [])))
+            return (
+                f"model {model.name}: command={self.name} has words for {known}; a template of your own may have more"
+            )
         return self._of_axes(problem, plan, named) or self._of_knobs(problem, plan, values, named)
 
     def _of_axes(self, problem: Problem, plan: Plan, named: set[str]) -> str | None:
         for i, axis in enumerate(AXES):
-            whole = axis in named
+            whole = axis in named or axis == self.rest
             inside = f"ici_{axis}" in named or plan.ici[i] == 1
             across = f"dcn_{axis}" in named or plan.dcn[i] == 1
             if not whole and not (inside and across):
@@ -226,6 +234,16 @@ def _matters(problem: Problem, plan: Plan, knob: str) -> bool:
         "schedule": plan.axes["pipeline"] == 1,
     }
     return not only.get(knob, False)
+
+
+def like_llama(model: Architecture) -> bool:
+    """Whether sizes say all of a model: grouped queries without biases, norms or windows of their own, a gated SiLU."""
+    attention, ffn = model.attention, model.ffn
+    if not isinstance(attention, Attention) or ffn is None or model.experts is not None:
+        return False
+    plain = Attention(heads=attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim)
+    same = (model.norm, model.norms_per_layer, model.learned_positions, model.dropout) == ("rms", 2, 0, False)
+    return same and attention == plain and ffn.gated and not ffn.bias and ffn.activation in ("", "silu")
 
 
 def leaves(content: object) -> Iterator[str]:

@@ -155,7 +155,7 @@ class TestExpressible:
     def test_a_model_without_its_words_is_refused(self) -> None:
         of = template(*self.said, "{size}", models={"llama": {"size": "7B"}})
         refused = of.refusal(MEGATRON, Plan.parse("data=8 micro_batch=2 remat=full"))
-        assert refused == "model dense: command=mine knows llama; give it its words in a template of your own"
+        assert refused == "model dense: command=mine has words for llama; a template of your own may have more"
 
 
 class TestMistakes:
