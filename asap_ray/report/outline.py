@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asap_ray.report import sentences, units
@@ -187,12 +188,17 @@ def elsewhere(answer: SliceAnswer) -> Block:
 
 def closing(answer: Answer) -> Block:
     """Where the files are, how long it took, and what the figures are worth."""
-    written = [name for name in FILES if (answer.run_dir / name).exists()]
-    written += [str(path.relative_to(answer.run_dir)) for path in sorted(answer.run_dir.glob("plans/best.*"))]
-    facts = [("files", ", ".join(written)), ("in", str(answer.run_dir))] if written else []
+    facts = files_facts(answer.run_dir)
     facts.append(("stopped", f"{answer.stop_reason} ({units.seconds(answer.wall_s)})"))
     if not any(answer.trials.values()):
         facts.append(("note", sentences.NO_TRIAL))
     elif any(one.proven for one in answer.slices):
         facts.append(("note", sentences.COMPILED_ONLY))
     return Block(facts=tuple(facts))
+
+
+def files_facts(run_dir: Path) -> list[tuple[str, str]]:
+    """Which files a run has left, and where."""
+    written = [name for name in FILES if (run_dir / name).exists()]
+    written += [str(path.relative_to(run_dir)) for path in sorted(run_dir.glob("plans/best.*"))]
+    return [("files", ", ".join(written)), ("in", str(run_dir))] if written else []

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from asap_ray.physics.estimate import Estimate
     from asap_ray.plan import Plan
 
+PROPOSED = ("#", "step", "gain", "by", "", "plan")
 NOTE = (
     "No trial stands behind these steps: they are the roofline's. The paper names no model, so that its gain and ours "
     "are of different jobs."
@@ -167,8 +168,7 @@ def _proposals(found: Reading) -> Block:
         facts.append(("predicts", f"{each.predicted}; refuted by {each.falsification}"))
         if each.source:
             facts.append(("source", each.source))
-    header = ("#", "step", "gain", "by", "", "plan")
-    grid = Grid(header=header, rows=tuple(rows), words=("gain", "by", "", "plan"))
+    grid = Grid(header=PROPOSED, rows=tuple(rows), words=PROPOSED[2:])
     return Block(title=f"{len(rows)} proposals", grid=grid, facts=tuple(facts))
 
 
@@ -197,6 +197,34 @@ def _beside(case: Case, found: Reading) -> Block:
             ),
         ),
     )
+
+
+def told_blocks(fields: Mapping[str, Any]) -> Iterator[Block]:
+    """A case in short, from what `scenario_fields` gave: what was proposed from each baseline, beside the paper's."""
+    paper = fields["paper"]
+    for each in fields["readings"]:
+        rows = [
+            (
+                *(str(place), units.seconds(one["step_time_s"]), gain_words(one["speedup"]), one["by"]),
+                *("the paper's" if one["is_adopted"] else "", one["line"]),
+            )
+            for place, one in enumerate(each["proposals"], start=1)
+        ]
+        yield Block(
+            title=f"{fields['name']}, the paper's data axis read as {each['data_as']}",
+            facts=(
+                ("baseline", f"{units.seconds(each['baseline']['step_time_s'])}: {each['baseline']['line']}"),
+                ("adopted", f"{mesh_words(paper['adopted'])}; reported: {paper['reported']}"),
+                ("here", _adopted_words(each["adopted"])),
+            ),
+            grid=Grid(header=PROPOSED, rows=tuple(rows), words=PROPOSED[2:]),
+        )
+
+
+def _adopted_words(told: Mapping[str, Any]) -> str:
+    if told["speedup"] is None:
+        return told["why"]
+    return f"{units.seconds(told['step_time_s'])} ({gain_words(told['speedup'])}), rank {told['rank']}"
 
 
 def scenario_fields(case: Case, readings: tuple[Reading, ...]) -> dict[str, Any]:

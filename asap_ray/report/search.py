@@ -161,7 +161,7 @@ def closed_rows(found: Searched) -> list[tuple[str, str, str, str]]:
 
 
 def _plans(event: Mapping[str, Any]) -> str:
-    """How many untried plans a narrowing closed or gave back; not known of runs before that was written down."""
+    """How many open plans a narrowing closed or gave back; not known of runs before that was written down."""
     return units.count(event["plans"]) if "plans" in event else units.DASH
 
 

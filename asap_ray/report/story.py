@@ -12,6 +12,7 @@ from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.certified import certificate_facts
 from asap_ray.report.compiled import NOT_COMPILED, took, why
 from asap_ray.report.outline import Block, Grid, heading, space
+from asap_ray.report.scenario import told_blocks
 from asap_ray.report.search import search_blocks
 from asap_ray.report.summary import estimate_fields, finite, space_fields, tried_fields
 
@@ -25,7 +26,8 @@ class Story:
     `state` is finished, failed (in an error of the user's) or open: nothing says how it ended, so it goes on or was
     killed. `started_at` and `last_at` are the times of its first and last event (ISO 8601). `answer` is what it has
     come to so far, None for tasks that plan nothing. `narrowings` are the user's own; `running` trials that began and
-    have no outcome; `earlier` those that earlier runs of the same job finished and this one has not come to.
+    have no outcome; `earlier` those that earlier runs of the same job finished and this one has not come to. `scenario`
+    is what came of a published case, as `scenario_fields` has it.
     """
 
     run_dir: Path
@@ -40,6 +42,7 @@ class Story:
     narrowings: tuple[Mapping[str, Any], ...] = ()
     running: tuple[Mapping[str, Any], ...] = ()
     earlier: tuple[Tried, ...] = ()
+    scenario: Mapping[str, Any] | None = None
 
     def best(self, one: SliceAnswer) -> Tried | None:
         """The fastest trial of a slice, of this run or of an earlier one."""
@@ -63,6 +66,7 @@ def story_blocks(story: Story) -> Iterator[Block]:
         yield from search_blocks(one)
         if one.searched and one.searched.trials:
             yield Block(title=f"Trials on {one.slice.name}", grid=trials_grid(one.searched.trials))
+        yield from told_blocks(story.scenario) if story.scenario else ()
         yield Block(title=f"So far on {one.slice.name}", facts=tuple(_best_facts(story, one)), strong=True)
 
 
@@ -134,6 +138,7 @@ def story_fields(story: Story) -> dict[str, Any]:
     if answer is not None:
         told |= {"model": answer.model, "stack": answer.stack, "seed": answer.seed}
         told["narrowings"] = [_narrowing(each) for each in story.narrowings]
+        told |= {"scenario": story.scenario} if story.scenario else {}
         told["hardware"] = [_slice_fields(story, one) for one in answer.slices]
     return finite(told)
 

@@ -12,7 +12,8 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES
 from asap_ray.report.answer import Answer, SliceAnswer
-from asap_ray.report.files import write_whole
-from asap_ray.report.outline import Block, heading
+from asap_ray.report.files import write_report, write_whole
+from asap_ray.report.outline import Block, files_facts, heading
 from asap_ray.report.scenario import (
     NOTE,
     Adopted,
@@ -52,9 +53,9 @@ from asap_ray.search.protocol import BASELINE, Candidate, Result
 from asap_ray.space import Space
 from asap_ray.tasks import record
 from asap_ray.tasks.nothing import explain_nothing
-from asap_ray.tasks.running import command_line, open_run, output_of, swept, versions, write_files
+from asap_ray.tasks.running import open_run, output_of, swept, write_files
 from asap_ray.tasks.setting import Setting, load
-from asap_ray.tasks.tune import slice_answer
+from asap_ray.tasks.tune import exact_answer, slice_answer
 from asap_ray.tiers.roofline import Roofline
 
 PAPER_AXES = ("replica", "data", "sequence", "model")
@@ -117,14 +118,13 @@ def run(config: Config) -> int:
     told = summary(answer) | {"scenario": scenario_fields(scenario.case, readings)}
     ledger = open_run(config)
     _record(ledger, config, answer, main, told["scenario"])
-    path = config.run_path / "summary.json"
-    write_files(config, lambda: write_whole(path, json.dumps(told, indent=2, allow_nan=False) + "\n"))
+    write_files(config, lambda: _write(answer, told, config.run_path))
     if config.output == "json":
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:
         shown = [heading(config.model_name, setting.workload, setting.slices), case_block(scenario.case)]
         shown += [block for each in readings for block in blocks(scenario.case, each)]
-        print_blocks([*shown, Block(facts=(("file", str(path)), ("note", NOTE)))], *output_of(config))
+        print_blocks([*shown, Block(facts=(*files_facts(config.run_path), ("note", NOTE)))], *output_of(config))
     return 0
 
 
@@ -132,26 +132,20 @@ def _answer(
     config: Config, setting: Setting, found: SliceAnswer, readings: Sequence[Reading], started: float
 ) -> Answer:
     """The exact answer for the first reading's space, from its baseline."""
-    return Answer(
-        task=config.task,
-        model=config.model_name,
-        workload=setting.workload,
-        stack=config.stack_name,
-        seed=config.seed,
-        slices=(found,),
-        baseline=readings[0].baseline,
-        agents={
-            "brain": Playbook(cards=()).name,
-            "rounds": len(readings),
-            "proposals": sum(len(each.proposals) for each in readings),
-            "refused": sum(each.refused for each in readings),
-        },
-        wall_s=time.monotonic() - started,
-        versions=versions(),
-        run_dir=config.run_path,
-        stop_reason=STOP_REASON,
-        command=command_line(),
-    )
+    agents = {
+        "brain": Playbook(cards=()).name,
+        "rounds": len(readings),
+        "proposals": sum(len(each.proposals) for each in readings),
+        "refused": sum(each.refused for each in readings),
+    }
+    exact = exact_answer(config, setting, (found,), readings[0].baseline, started)
+    return replace(exact, agents=agents, stop_reason=STOP_REASON)
+
+
+def _write(answer: Answer, told: Mapping[str, Any], run_dir: Path) -> None:
+    """The files of a tuned job, with the case in its summary."""
+    write_report(answer, run_dir)
+    write_whole(run_dir / "summary.json", json.dumps(told, indent=2, allow_nan=False) + "\n")
 
 
 def scenario_from_mapping(given: Mapping[str, Any]) -> Scenario:

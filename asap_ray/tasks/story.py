@@ -40,8 +40,14 @@ def story_of(events: Events, run_dir: Path) -> Story:
         answer=answer,
         narrowings=tuple(each for each in run if each["kind"] == "narrowing" and "slice" not in each),
         running=_running(run),
+        scenario=_scenario(run),
         earlier=_earlier(events[: len(events) - len(run)], start, answer) if answer else (),
     )
+
+
+def _scenario(run: Events) -> Mapping[str, Any] | None:
+    told = next((event for event in run if event["kind"] == "scenario"), None)
+    return {name: value for name, value in told.items() if name not in ("kind", "at")} if told else None
 
 
 def _running(run: Events) -> tuple[Mapping[str, Any], ...]:

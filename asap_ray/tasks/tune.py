@@ -74,7 +74,7 @@ def run(config: Config) -> int:
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     tell_baseline(setting.foreign, baseline, ledger, output, stream)
-    answer = _answer(config, setting, slices, baseline, started)
+    answer = exact_answer(config, setting, slices, baseline, started)
     if compiling is not None:
         show_priced(answer, output, stream)
         answer = _searched(config, setting, compiling, answer, ledger, before, stream, started)
@@ -174,9 +174,10 @@ def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: 
     return slices
 
 
-def _answer(
+def exact_answer(
     config: Config, setting: Setting, slices: tuple[SliceAnswer, ...], baseline: Estimate | None, started: float
 ) -> Answer:
+    """What the roofline alone says; `started` is the monotonic time at which the task began."""
     return Answer(
         task=config.task,
         model=config.model_name,

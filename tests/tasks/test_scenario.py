@@ -160,6 +160,23 @@ def test_summary_ledger_and_output_say_the_same(command) -> None:
     assert [event["proposal"] for event in ledger.events("proposal")] == first["proposals"] + second["proposals"]
     (event,) = ledger.events("scenario")
     assert {key: event[key] for key in told} == told
+    tables = {f"leaderboard.{kind}" for kind in ("csv", "json", "md")}
+    assert {path.name for path in Path("run").iterdir()} == {"events.jsonl", "summary.json", "report.html", *tables}
+    first_plan = json.loads(Path("run/leaderboard.json").read_text())[0]
+    assert first_plan["step_time_s"] == pytest.approx(first["best"]["step_time_s"])
+
+
+def test_its_run_directory_is_shown(command) -> None:
+    ran = json.loads(command("+scenario=asap_hbm", "run_dir=run", "output=json").out)
+    shown = json.loads(command("task=show", "run_dir=run", "output=json").out)
+    assert (shown["task"], shown["state"], shown["scenario"]) == ("scenario", "finished", ran["scenario"])
+    assert shown["hardware"][0]["best"]["line"] == ran["scenario"]["readings"][0]["best"]["line"]
+    ended = command("task=show", "run_dir=run", "output=plain")
+    assert (ended.status, ended.err) == (0, "")
+    for reading in ran["scenario"]["readings"]:
+        assert f"the paper's data axis read as {reading['data_as']}" in ended.out
+        assert all(each["line"] in ended.out for each in reading["proposals"])
+    assert "data 4, model 4; reported: 1.43x throughput" in ended.out
 
 
 def test_a_reader_finds_every_part(command) -> None:
