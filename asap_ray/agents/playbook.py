@@ -1,8 +1,9 @@
 """The playbook brain: rules read from cards, and the roofline's ranking as the trials correct it.
 
 Most proposals are the plans that are expected to be fastest, spread over meshes and recomputation policies, since the
-roofline is wrong in much the same way for plans of one kind. A card that applies to the best trial takes a place among
-them with the best plan that its move leads to, as long as that plan is expected about as fast as the best trial.
+roofline is wrong in much the same way for plans of one kind. A card that applies to the best trial, or to one that did
+not fit and else might have been the best, takes a place among them with the best plan that its move leads to, if that
+plan is expected about as fast as the best trial.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from asap_ray.agents.brief import Brief
 from asap_ray.agents.facts import facts_of_result
 from asap_ray.agents.moves import moves_from, reached
-from asap_ray.agents.proposal import Proposal, predict_change, predict_step
+from asap_ray.agents.proposal import Prediction, Proposal, predict_change, predict_step
 from asap_ray.agents.verifier import row_of
 from asap_ray.knowledge import Card, Fact, fired
 from asap_ray.plan import AXES, Plan
@@ -39,11 +40,13 @@ class Playbook:
     name: str = "playbook"
 
     def propose(self, brief: Brief, count: int) -> list[Proposal]:
-        """The fastest plan that is expected first, then what cards say of the best trial, then the ranking's others."""
+        """The fastest plan that is expected first, then what cards say of trials, then the ranking's others."""
         ranked = _ranked(brief, set())
         found = [proposal for proposal in [next(ranked, None)] if proposal][:count]
         places = min(int(self.card_share * count), count - len(found))
-        for proposal in self.by_cards(brief, brief.best, {each.plan for each in found}):
+        taken = {each.plan for each in found}
+        by_cards = [each for base in (brief.best, _too_big(brief)) for each in self.by_cards(brief, base, taken)]
+        for proposal in sorted(by_cards, key=lambda each: each.expected_s):
             if places <= 0:
                 break
             if proposal.plan not in {each.plan for each in found}:
@@ -84,7 +87,9 @@ class Playbook:
         among: np.ndarray,
     ) -> Proposal | None:
         """The best plan among some [plans] that a card's first possible move leads to."""
-        pool, limit = brief.pool, HOPE * (base.step_time_s or np.inf)
+        pool, limit = brief.pool, _limit(brief)
+        if base.status == "infeasible":
+            among = among & (pool.hbm_bytes < pool.hbm_bytes[row] - base.over_bytes)
         for move, times in moves_from(pool, row, card.moves, card.times):
             mask = reached(pool, row, move, pool.recomputed, times) & (brief.expected_s <= limit) & among
             if mask.any():
@@ -94,15 +99,28 @@ class Playbook:
         return None
 
 
+def _limit(brief: Brief) -> float:
+    """How long a card's plan may be expected to take, in seconds."""
+    return HOPE * ((brief.best.step_time_s if brief.best else None) or np.inf)
+
+
+def _too_big(brief: Brief) -> Result | None:
+    """The last trial that did not fit and was expected to be about as fast as the best, or faster."""
+    rows = {number: row for row, number in brief.tried.items()}
+    lost = (each for each in reversed(brief.results) if each.status == "infeasible")
+    return next((each for each in lost if brief.expected_s[rows[each.candidate.number]] <= _limit(brief)), None)
+
+
 def _from_card(brief: Brief, card: Card, base: Result, row: int, best: int, facts: Mapping[str, Fact]) -> Proposal:
     pool = brief.pool
-    after = pool.estimate(best)
     because = ", ".join(f"{each.field} {_shown(facts[each.field])}" for each in card.when)
     return Proposal(
         plan=pool.plan(best),
         hypothesis=f"{base.candidate.words} has {because}: {card.why}",
         mechanism=f"{card.name}: {changes(pool, row, best)}",
-        prediction=predict_change(base, pool.estimate(row), after),
+        prediction=predict_change(base, pool.estimate(row), pool.estimate(best))
+        if base.step_time_s
+        else _as_expected(brief, best),
         expected_s=float(brief.expected_s[best]),
         card=card.name,
         base=base.candidate.number,
@@ -159,16 +177,22 @@ def _kinds(pool: Pool) -> np.ndarray:
 
 
 def _from_ranking(brief: Brief, row: int) -> Proposal:
-    estimate, expected, trials = brief.pool.estimate(row), float(brief.expected_s[row]), brief.analysis.trials
-    low, high = (expected * end / estimate.step_time_s for end in estimate.interval_s)
+    expected, trials = float(brief.expected_s[row]), brief.analysis.trials
     corrected = f", corrected by {trials} trial{'' if trials == 1 else 's'}," if trials else ""
     return Proposal(
         plan=brief.pool.plan(row),
         hypothesis=f"the roofline{corrected} expects {expected:.3g} s, the least of what is open and not alike",
         mechanism=RANKING,
-        prediction=predict_step(expected, low, high),
+        prediction=_as_expected(brief, row),
         expected_s=expected,
     )
+
+
+def _as_expected(brief: Brief, row: int) -> Prediction:
+    """That a plan's step is as the trials let expect it, within the roofline's interval."""
+    estimate, expected = brief.pool.estimate(row), float(brief.expected_s[row])
+    low, high = (expected * end / estimate.step_time_s for end in estimate.interval_s)
+    return predict_step(expected, low, high)
 
 
 def _first(proposals: Iterator[Proposal], count: int) -> list[Proposal]:

@@ -21,7 +21,7 @@ from asap_ray.plan import AXES, Plan
 from asap_ray.problem import coding
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result
-from tests.agents.doubles import agents, small_pool
+from tests.agents.doubles import Double, agents, play, small_pool
 from tests.problems import MOE
 
 CARDS = {card.name: card for card in load_cards()}
@@ -215,3 +215,24 @@ def test_an_analysis_of_nothing_expects_what_the_roofline_says() -> None:
     analysis: Analysis = agents(pool).analysis
     assert analysis.expected(pool) == pytest.approx(pool.step_s)
     assert (analysis.faults, analysis.memory) == ((), 1.0)
+
+
+def test_what_did_not_fit_is_what_cards_free_memory_for() -> None:
+    # Nothing without full recomputation fits: cards start from a trial that did not, and lead to plans that need less.
+    pool = small_pool("v5e-16", model="llama3_8b", batch=128, seq_len=4096)
+    double = Double(pool, too_big=lambda plan: plan.remat != "full")
+    searcher = agents(pool, share=0.0)
+    found = play(searcher, double, rounds=3)
+    told = [each.fields for each in searcher.drain() if each.kind == "proposal"]
+    memory = [each for each in told if each["card"].startswith("memory_")]
+    assert memory
+    for each in memory:
+        base, after = found[each["base"]], found[each["trial"]]
+        assert base.status == "infeasible"
+        assert "bound memory" in each["hypothesis"]
+        before = pool.hbm_bytes[pool.row(base.candidate.plan) or 0]
+        assert pool.hbm_bytes[pool.row(after.candidate.plan) or 0] < before - base.over_bytes
+        assert each["prediction"]["field"] == "step_time_s"
+        assert each["prediction"]["low"] < each["expected_s"] < each["prediction"]["high"]
+    without = [each.candidate.plan for each in play(agents(pool, cards=(), share=0.0), double, rounds=3)]
+    assert [each.candidate.plan for each in found] != without
