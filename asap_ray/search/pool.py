@@ -81,6 +81,11 @@ class Pool:
         names = coding(self.problem).get(name)
         return names[code] if names else code
 
+    def values(self, name: str) -> list[int | str]:
+        """What one column takes among all plans, ascending by its codes."""
+        _, first = np.unique(self.columns[name], return_index=True)
+        return [self.value(int(row), name) for row in first]
+
 
 def pool_of_space(
     space: Space, pricer: Pricer, chunks: Iterable[PlanColumns], program: Pricer | None = None, most: int = MOST

@@ -1,7 +1,8 @@
 """Files made from the events of a run, which can be deleted and made again: `trials.parquet` and `optuna.journal`.
 
-The table has a row for each trial of the last run. The journal is one Optuna study a slice, with the same parameters on
-every trial, for `optuna.storages.JournalStorage` and what reads it: a dashboard, importances, plots.
+The table has a row for each trial of the last run. The journal is one Optuna study a slice, for
+`optuna.storages.JournalStorage` and what reads it: a dashboard, importances, plots. Every trial has all parameters, and
+each of these the same distribution: what the search could have tried, not what it came to.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TABLE, JOURNAL = "trials.parquet", "optuna.journal"
 Row = dict[str, Any]
+Values = Mapping[str, Sequence[int | str]]
+"""What parameters of a slice's search may be, by name."""
 COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("slice", "bundle"), "string"),
     "trial": "int64",
@@ -48,11 +51,13 @@ def write_derived(events: Sequence[Mapping[str, Any]], run_dir: Path) -> tuple[P
     Raises:
         OSError: a file cannot be written.
     """
-    rows = trial_rows(record.last_run(events))
+    run = record.last_run(events)
+    rows = trial_rows(run)
     if not rows:
         return ()
+    known = {event["slice"]: event["values"] for event in run if event["kind"] == "parameters"}
     return _whole(run_dir / TABLE, lambda path: _write_table(rows, path)), _whole(
-        run_dir / JOURNAL, lambda path: _write_journal(rows, path)
+        run_dir / JOURNAL, lambda path: _write_journal(rows, known, path)
     )
 
 
@@ -125,7 +130,7 @@ def _schema() -> pa.Schema:
     return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
 
 
-def _write_journal(rows: Sequence[Row], path: Path) -> None:
+def _write_journal(rows: Sequence[Row], known: Mapping[str, Values], path: Path) -> None:
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -134,15 +139,18 @@ def _write_journal(rows: Sequence[Row], path: Path) -> None:
     for where in dict.fromkeys(row["slice"] for row in rows):
         here = [row for row in rows if row["slice"] == where]
         study = optuna.create_study(storage=storage, study_name=where, direction="minimize")
-        study.add_trials(_frozen(here))
+        study.add_trials(_frozen(here, known.get(where, {})))
 
 
-def _frozen(rows: Sequence[Row]) -> list[FrozenTrial]:
+def _frozen(rows: Sequence[Row], known: Values) -> list[FrozenTrial]:
     """Trials of one study: what does not fit is pruned, with a constraint that carries the bytes over."""
     from optuna.trial import FrozenTrial, TrialState
 
     states = {"complete": TrialState.COMPLETE, "infeasible": TrialState.PRUNED, "pruned": TrialState.PRUNED}
-    distributions = {name: _distribution([row[name] for row in rows]) for name in PARAMETERS}
+    distributions = {
+        name: _distribution([*known.get(name, ()), *(row[name] for row in rows)], type(rows[0][name]))
+        for name in PARAMETERS
+    }
     found = []
     for number, row in enumerate(rows):
         state = states.get(row["status"], TrialState.FAIL)
@@ -166,11 +174,11 @@ def _frozen(rows: Sequence[Row]) -> list[FrozenTrial]:
     return found
 
 
-def _distribution(values: Sequence[int | str | bool]) -> BaseDistribution:
-    """Whole numbers in the range that trials took, by ratio where they are sizes; what is no number as categories."""
+def _distribution(values: Sequence[int | str | bool], kind: type) -> BaseDistribution:
+    """Whole numbers in the range of the values, by ratio where they are sizes; what is no number as categories."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
-    if any(isinstance(value, bool | str) for value in values):
-        return CategoricalDistribution(sorted(set(values), key=str))
+    if kind is not int:
+        return CategoricalDistribution(sorted({kind(value) for value in values}, key=str))
     numbers = [int(value) for value in values]
     return IntDistribution(min(numbers), max(numbers), log=min(numbers) >= 1)

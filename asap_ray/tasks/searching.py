@@ -14,6 +14,7 @@ from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
 from asap_ray.knowledge import load_cards
 from asap_ray.physics.roofline import Pricer
+from asap_ray.plan import AXES, KNOBS
 from asap_ray.report.answer import Searched, SliceAnswer, Tried
 from asap_ray.search.blackbox import black_box
 from asap_ray.search.pool import Pool, pool_of_space
@@ -68,6 +69,8 @@ class Search:
             told = Searched(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
             return replace(answer, searched=told)
         searcher = searcher_of(self.config, pool, self.compiling, where)
+        bundles = [each.name for each in self.compiling.bundles]
+        self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         self.recorder.say(start_words(where, pool, searcher, self.config))
         trials = self._trials(where, self.compiling.base)
         loop = Loop(
@@ -158,6 +161,11 @@ def searcher_of(config: Config, pool: Pool, compiling: Compilers, where: str) ->
         rules=Rules(share=config.search.share, gap=config.search.gap),
         program=compiling.problems[where],
     )
+
+
+def parameter_values(pool: Pool) -> dict[str, list[int | str]]:
+    """What each axis and knob may be in this search: the space, the same for all of its trials."""
+    return {name: pool.values(name) for name in (*AXES, *(f"{axis}_dcn" for axis in AXES), *KNOBS)}
 
 
 def start_words(where: str, pool: Pool, searcher: Searcher, config: Config) -> str:

@@ -241,6 +241,20 @@ def test_optuna_reads_the_journal(command, searched: dict[str, Any]) -> None:
     assert fastest.user_attrs["plan"] == searched["best"]["line"]
 
 
+def test_all_trials_have_the_space_of_the_search_and_not_what_it_came_to(command, searched: dict[str, Any]) -> None:
+    trials = trials_of(Path("run") / JOURNAL)
+    assert all(each.distributions == trials[0].distributions for each in trials)
+    found = optuna.search_space.intersection_search_space(trials)
+    assert len(found) == len(trials[0].params)
+    # By hand: four chips, 8 heads and 8 key-value heads, no experts, 32 sequences that one replica may take whole.
+    for name in ("data", "fsdp", "tensor", "context"):
+        assert (found[name].low, found[name].high, found[name].log) == (1, 4, True), name
+    assert (found["micro_batch"].low, found["micro_batch"].high) == (1, 32)
+    assert (found["expert"].low, found["expert"].high) == (1, 1)
+    assert found["sequence_parallel"].choices == (False, True)
+    assert set(found["remat"].choices) > {each.params["remat"] for each in trials}
+
+
 def test_derived_files_can_be_deleted_and_made_again(command, searched: dict[str, Any]) -> None:
     table, trials = parquet.read_table(Path("run") / TABLE), trials_of(Path("run") / JOURNAL)
     (Path("run") / TABLE).unlink()
