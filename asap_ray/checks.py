@@ -14,13 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from asap_ray.config import MODEL_FREE, Config
+from asap_ray.config import MODEL_FREE, CommandConfig, Config
 from asap_ray.errors import ConfigError
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         "tune": "find the plan with the shortest step on each slice, and say why",
-        "explain": "take one plan apart, or with profile=PATH a trace: time by part, its floor, what one step would do",
+        "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
         "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
@@ -43,6 +43,7 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "agents": ("auto", "playbook", "none"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
         "output": ("auto", "rich", "plain", "json"),
+        "compile.trainer": ("ours", "maxtext"),
         "workload.optimizer": ("adamw",),
     }
 )
@@ -54,18 +55,34 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "budget.compile": (1, 1000),
         "budget.trials": (0, 10_000),
         "search.proposals": (1, 100),
+        "command.steps": (2, 10_000),
         "compile.workers": (1, 256),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
     }
 )
 TEXTS = (
-    *("plan", "baseline", "profile", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
+    *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
     *("hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla", "ray.address"),
+    *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
-COMPILING = (*BUDGETS, "ray.address", "compile.workers", "compile.cache", "compile.timeout_s", "compile.xla")
+COMPILING = (
+    *(*BUDGETS, "ray.address"),
+    *("compile.workers", "compile.cache", "compile.timeout_s", "compile.xla", "compile.trainer"),
+)
 """Keys that only the compile tier reads."""
+COMMANDING = tuple(f"command.{name}" for name in CommandConfig.__dataclass_fields__)
+"""Keys that only a trainer of the user's own needs."""
+SHORT: Mapping[str, str] = MappingProxyType(
+    {
+        "hardware": "hardware.slices",
+        "search": "search.method",
+        "command": "command.template",
+        "compile.with": "compile.trainer",  # a name that Python has taken
+    }
+)
+"""Words of the command line that stand for a key."""
 MODELS_OF: Mapping[str, str] = {
     **dict.fromkeys(("validate", "calibrate"), "rows name their own models"),
     "show": "it tells what is in run_dir",
@@ -86,6 +103,11 @@ def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
+def spoken(key: str) -> str:
+    """A key as the command line has it."""
+    return next((short for short, long in SHORT.items() if long == key), key)
+
+
 def check_names(config: Config) -> None:
     """Choices by name: an unknown one is refused with the nearest, a planned one with what works today."""
     for key, allowed in NAMES.items():
@@ -94,7 +116,7 @@ def check_names(config: Config) -> None:
             if name in LATER.get(key, ()):
                 raise ConfigError(key, name, f"{NOT_YET}; allowed now: {', '.join(allowed)}")
             if name is not None and name not in allowed:
-                raise ConfigError(key.removesuffix(".method"), name, f"allowed: {', '.join(allowed)}", allowed)
+                raise ConfigError(spoken(key), name, f"allowed: {', '.join(allowed)}", allowed)
         if given == []:
             raise ConfigError(key, "[]", f"at least one of: {', '.join(allowed)}")
 
@@ -125,7 +147,7 @@ def check_texts(config: Config) -> None:
     for key in TEXTS:
         for text in _items(value_at(config, key)):
             if text is not None and (not str(text).strip() or not str(text).isprintable()):
-                raise ConfigError(key.removesuffix(".slices"), text, "text that is not empty, on one line")
+                raise ConfigError(spoken(key), text, "text that is not empty, on one line")
 
 
 def check_model(config: Config) -> None:
@@ -134,10 +156,8 @@ def check_model(config: Config) -> None:
         if config.model:
             raise ConfigError("+model", config.model_name, f"not for task={config.task}: {MODELS_OF[config.task]}")
         return
-    if not config.model:
-        if config.needs_model:
-            raise ConfigError("+model", "", "a model is needed")
-        return
+    if not config.model and config.baseline is None:  # a baseline may be a job that says its model
+        raise ConfigError("+model", "", "a model is needed")
     if "hf_config" not in config.model:
         return
     file = config.model["hf_config"]
@@ -145,19 +165,6 @@ def check_model(config: Config) -> None:
         raise ConfigError("+model.hf_config", file, "a config.json or a named model, not both")
     if not isinstance(file, str):
         raise ConfigError("+model.hf_config", file, "the path of a Hugging Face config.json")
-
-
-def check_profile(config: Config) -> None:
-    """A trace is for task=explain; beside a model it is of a plan that is named."""
-    if config.profile is None:
-        return
-    if config.task != "explain":
-        raise ConfigError("profile", config.profile, "only with task=explain")
-    if config.model and config.plan is None:
-        raise ConfigError("plan", None, "with profile= and +model=, the plan that was run when the trace was taken")
-    for key in ("plan", "baseline"):
-        if not config.model and (given := value_at(config, key)) is not None:
-            raise ConfigError(key, given, "with profile=, only beside +model=; a trace by itself needs none")
 
 
 def check_slices(config: Config) -> None:
@@ -226,6 +233,19 @@ def _check_recompile(config: Config) -> None:
         raise ConfigError("compile.xla", config.compile.xla, text)
 
 
+def check_command(config: Config) -> None:
+    """What a trainer of the user's own needs is given where one runs or compiles."""
+    if not 0 < config.command.timeout_s < math.inf:
+        raise ConfigError("command.timeout_s", config.command.timeout_s, "a number above 0")
+    if "command" in config.tiers or config.compile.trainer != "ours":
+        return
+    plain = Config()
+    for key in COMMANDING:
+        if (value := value_at(config, key)) != value_at(plain, key):
+            wanted = "only where your own trainer runs or compiles: tiers=[roofline,command] or compile.with=maxtext"
+            raise ConfigError(spoken(key), value, wanted)
+
+
 def check_search(config: Config) -> None:
     """Shares lie between none and all; a gap is a share above nothing."""
     for key in ("search.share", "search.gap"):
@@ -279,12 +299,12 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_limits,
     check_texts,
     check_model,
-    check_profile,
     check_slices,
     check_space,
     check_margin,
     check_tables,
     check_compile,
+    check_command,
     check_search,
     check_show,
     check_run_dir,

@@ -115,6 +115,13 @@ class CompileConfig:
         metadata=_help("folder of finished compilations, shared by all runs; null is the user's own cache"),
     )
     timeout_s: float = field(default=900.0, metadata=_help("seconds after which a compilation is given up"))
+    trainer: str = field(
+        default="ours",
+        metadata=_help(
+            "compile.with for short: whose train step is compiled, asap_ray's own or that of the maxtext which "
+            "command.python has"
+        ),
+    )
     xla: list[str] = field(
         default_factory=lambda: ["auto"],
         metadata=_help(
@@ -195,10 +202,6 @@ class Config:
         default_factory=dict, metadata=_help("a published case to take up, by name: what it started from and came to")
     )
     plan: str | None = field(default=None, metadata=_help("the plan to explain, in one line; null explains the best"))
-    profile: str | None = field(
-        default=None,
-        metadata=_help("for task=explain: a trace of JAX's profiler, its file or a folder above it; needs no model"),
-    )
     baseline: str | None = field(
         default=None,
         metadata=_help("a plan in one line, a file with one, or your trainer's own config, to compare with"),
@@ -236,13 +239,6 @@ class Config:
     config_dir: str | None = field(
         default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/, xla/")
     )
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether a model must be named: a trace may be explained by itself, and a baseline may be a job that says its
-        model."""
-        explains = self.task == "explain" and self.profile is not None
-        return self.task not in MODEL_FREE and not explains and self.baseline is None
 
     @property
     def compiles(self) -> bool:
@@ -300,7 +296,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         config: what was asked for.
         changes: entries of the named model and stack that were changed, by key.
     """
-    if config.task in MODEL_FREE or (config.profile is not None and not config.model):
+    if config.task in MODEL_FREE:
         label = config.task
     else:
         subject = str(config.scenario["name"]) if config.task == "scenario" else config.model_name
@@ -315,7 +311,6 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         "workload": {key: value for key, value in asdict(config.workload).items() if value is not None},
         "space": {key: value for key, value in space.items() if value != plain[key]},
         "plan": config.plan,
-        "profile": str(Path(os.path.expanduser(config.profile)).absolute()) if config.profile else None,
         "baseline": config.baseline,
         "tables": sorted(str(Path(table).absolute()) for table in config.validate.tables or ()),
         "fitted_to": sorted(str(Path(table).absolute()) for table in config.calibrate.tables or ()),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +24,23 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from asap_ray.checks import LATER_KEYS, LIMITS, NAMES, NOT_YET, check, check_config_dir, check_run_dir, range_text
-from asap_ray.config import Config, default_run_dir
+from asap_ray.checks import (
+    LATER_KEYS,
+    LIMITS,
+    NAMES,
+    NOT_YET,
+    SHORT,
+    check,
+    check_config_dir,
+    check_run_dir,
+    range_text,
+    spoken,
+)
+from asap_ray.config import MODEL_FREE, Config, default_run_dir
 from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
 GROUPS = ("model", "stack", "scenario")
-SHORT = {"hardware": "hardware.slices", "search": "search.method", "command": "command.template"}
-"""Sections that stand for one of their keys."""
 OPEN = ("model", "stack", "space.fix")  # mappings whose entries are checked by their owners
 RAW_TEXT = (
     "plan",
@@ -133,7 +141,7 @@ def configure(words: Sequence[str]) -> Config:
     config = to_config(_compose(overrides), {word.key: word.text for word in parsed if word.key in GROUPS})
     if config.task == "scenario" and not config.scenario:
         raise ConfigError("+scenario", "", f"one of {', '.join(setting_files('scenario', config_dir))}")
-    if not config.model and config.needs_model:
+    if not config.model and config.task not in MODEL_FREE and config.baseline is None:
         names = ", ".join(setting_files("model", config_dir))
         raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
     return _placed(check(config), parsed)
@@ -205,7 +213,7 @@ def _check_key(key: str, value: str) -> None:
     if key in LATER_KEYS and section not in {field.name for field in dataclasses.fields(Config)}:
         raise ConfigError(key, value, f"{NOT_YET}; see --help")
     inside = any(key.startswith(f"{name}.") for name in OPEN)
-    if not inside and key not in set(all_keys()):
+    if not inside and key not in {*all_keys(), *SHORT}:
         raise _unknown_key(key, value)
 
 
@@ -272,4 +280,5 @@ def _wanted(schema: DictConfig, key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    return re.sub(r"^(hardware)\.slices|^(search)\.method|^(command)\.template", r"\1\2\3", key)
+    plain, bracket, index = key.partition("[")
+    return spoken(plain) + bracket + index

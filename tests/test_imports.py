@@ -36,7 +36,7 @@ CHAIN = {
         *("physics", "diagnosis", "observation", "profile", "certificate"),
         *("accuracy", "comparison", "ranked", "validation"),
     ),
-    "readers": ("compiler", "trainer", "profile.xplane", "profile.xprof"),
+    "readers": ("compiler", "trainer", "profile.xplane"),
     "tiers": ("tiers",),
     "executor": ("executor",),
     "search": ("search",),
@@ -79,7 +79,6 @@ ONLY_IN = {
     "ray": ("executor.ray_",),
     "openai": ("agents.llm",),
     "hydra": ("overrides",),
-    "xprof": ("profile.xprof",),
     "omegaconf": ("overrides", "settings", "__main__"),
 }
 

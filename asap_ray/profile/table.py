@@ -24,7 +24,6 @@ CATEGORIES = (
     "all_to_all",
     "permute",
     "custom",
-    "input",
     "other",
 )
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")

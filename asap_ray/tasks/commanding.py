@@ -19,23 +19,28 @@ from asap_ray.problem import Problem
 from asap_ray.settings import load_group
 from asap_ray.tasks.setting import Setting
 from asap_ray.tiers.command import Command, CommandOptions
+from asap_ray.tiers.compile import CompileOptions
+from asap_ray.tiers.compile_with import CompileWith, CompileWithOptions
 from asap_ray.tiers.launch import trainer_environment
 from asap_ray.tiers.placeholders import DERIVED, OF_PLAN, names_in
+from asap_ray.tiers.roofline import Roofline
 from asap_ray.tiers.template import Template, Words
 from asap_ray.tiers.templates import template_from_mapping
 
+MAXTEXT = "maxtext"
 PROBE_S = 120.0
 """How long an interpreter may take to say what is installed: a network drive may be slow."""
 PROBE = """
 import importlib.metadata, importlib.util, json, sys
-module, package = sys.argv[1:]
-def version():
+module, *packages = sys.argv[1:]
+def version(package):
     try:
-        return importlib.metadata.version(package) if package else ""
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 found = not module or importlib.util.find_spec(module) is not None
-print(json.dumps({"python": list(sys.version_info[:3]), "found": found, "version": version()}))
+versions = {package: version(package) for package in packages}
+print(json.dumps({"python": list(sys.version_info[:3]), "found": found, "versions": versions}))
 """
 
 
@@ -178,14 +183,15 @@ def _script(given: str | None, template: Template) -> str:
     return str(path.absolute())
 
 
-def _installed(python: str, template: Template, pass_env: Sequence[str]) -> str:
-    """The trainer and the Python that runs it, as evidence names them.
+def _installed(python: str, template: Template, pass_env: Sequence[str], beside: Sequence[str] = ()) -> str:
+    """The trainer, what is named `beside` it and the Python that runs it, as evidence names them.
 
     Raises:
         ConfigError: the interpreter does not run, is too old, or has no such trainer.
     """
     environment = trainer_environment(os.environ, pass_env)
-    said = _asked([python, "-c", PROBE, template.module, template.package], environment)
+    packages = [name for name in (template.package, *beside) if name]
+    said = _asked([python, "-c", PROBE, template.module, *packages], environment)
     version = ".".join(map(str, said["python"]))
     if template.requires and tuple(said["python"]) < tuple(int(part) for part in template.requires.split(".")):
         text = f"Python {template.requires} or newer: command={template.name} needs it, and this is {version}"
@@ -194,8 +200,8 @@ def _installed(python: str, template: Template, pass_env: Sequence[str]) -> str:
         package = template.package or template.module
         text = f"an interpreter that has {template.module}: {python} -m pip install {package}"
         raise ConfigError("command.python", python, text)
-    trainer = f"{template.package} {said['version']}, " if said["version"] else ""
-    return f"{trainer}python {version}"
+    found = [f"{name} {number}" for name, number in said["versions"].items() if number]
+    return ", ".join((*found, f"python {version}"))
 
 
 def _asked(argv: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, Any]:
@@ -206,3 +212,30 @@ def _asked(argv: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, 
         return json.loads(ended.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         raise ConfigError("command.python", argv[0], "the path of a Python interpreter that can be run") from error
+
+
+def maxtext_compiler(config: Config, tier: Roofline, options: CompileOptions) -> CompileWith:
+    """The compile tier of one slice with the train step of the user's own MaxText.
+
+    Raises:
+        ConfigError: the stack is another's, or the interpreter or MaxText is missing.
+    """
+    template = template_from_mapping(MAXTEXT, load_group("command")[MAXTEXT])
+    if config.stack_name not in template.stacks:
+        raise ConfigError("compile.with", MAXTEXT, f"for stack={MAXTEXT}, not {config.stack_name}")
+    python = _python(config.command.python)
+    calibrations = calibrations_from_mappings(load_group("calibration", config.config_dir))
+    problem = tier.problem
+    return CompileWith(
+        problem=problem,
+        calibration=calibration_of(problem.slice.chip, problem.stack.name, calibrations),
+        template=_for_model(config, with_args(template, config.command.args)),
+        options=CompileWithOptions(
+            python=python,
+            trainer=_installed(python, template, config.command.env, ("jax", "libtpu")),
+            flags=options.flags,
+            timeout_s=options.timeout_s,
+            cache=options.cache,
+            pass_env=tuple(config.command.env),
+        ),
+    )

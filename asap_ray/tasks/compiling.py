@@ -22,10 +22,12 @@ from asap_ray.rules import broken
 from asap_ray.settings import load_group
 from asap_ray.stack import Stack, stack_from_mapping
 from asap_ray.tasks.bundles import Bundle, load_bundles
+from asap_ray.tasks.commanding import maxtext_compiler
 from asap_ray.tasks.setting import Setting
 from asap_ray.tasks.trials import Clock, Trials, Wanted, Watcher
 from asap_ray.tiers.cache import default_cache
 from asap_ray.tiers.compile import Compile, CompileOptions
+from asap_ray.tiers.compile_with import CompileWith
 
 if TYPE_CHECKING:
     from asap_ray.executor.ray_tune import RayTune
@@ -38,7 +40,7 @@ class Compilers:
     """A compile tier for each slice and bundle of flags, and the description of the trainer that is compiled."""
 
     bundles: tuple[Bundle, ...]
-    tiers: Mapping[tuple[str, str], Compile]
+    tiers: Mapping[tuple[str, str], Compile | CompileWith]
     problems: Mapping[str, Problem]
 
     @property
@@ -48,7 +50,9 @@ class Compilers:
 
     def refusal(self, where: str, plan: Plan) -> tuple[str, str] | None:
         """The rule by which our trainer has no program for a plan of a slice, with its sentence; None where it has."""
-        return broken(self.problems[where], plan)
+        tier = self.tiers[where, self.base]
+        unspoken = tier.expressible(plan) if isinstance(tier, CompileWith) else None
+        return ("words", unspoken) if unspoken else broken(self.problems[where], plan)
 
 
 def compilers(config: Config, setting: Setting) -> Compilers | None:
@@ -61,20 +65,21 @@ def compilers(config: Config, setting: Setting) -> Compilers | None:
         AsapError: the compiler of a chip is not installed; the text says how it is.
     """
     ours = stack_from_mapping(load_group("stack")[OURS])
-    if not config.compiles and not installed(setting, ours):
+    theirs = config.compile.trainer != OURS
+    if not config.compiles and not theirs and not installed(setting, ours):
         return None
     calibrations = calibrations_from_mappings(load_group("calibration", config.config_dir))
     bundles = load_bundles(config.compile.xla, [each.chip for each in setting.slices], config.config_dir)
     tiers, problems = {}, {}
     for tier in setting.tiers:
         where, chip = tier.problem.slice.name, tier.problem.slice.chip
-        problem = problems[where] = in_our_trainer(tier.problem, ours)
+        problem = problems[where] = tier.problem if theirs else in_our_trainer(tier.problem, ours)
         for bundle in bundles:
-            made = Compile(
-                problem=problem,
-                calibration=calibration_of(chip, OURS, calibrations),
-                options=compile_options(config, bundle.flags_for(chip) or {}),
-            )
+            options = compile_options(config, bundle.flags_for(chip) or {})
+            if theirs:
+                made = maxtext_compiler(config, tier, options)
+            else:
+                made = Compile(problem=problem, calibration=calibration_of(chip, OURS, calibrations), options=options)
             if missing := made.missing:
                 raise AsapError(f"tiers=compile: {missing}")
             tiers[where, bundle.name] = made

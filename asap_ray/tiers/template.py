@@ -100,11 +100,11 @@ class Template:
 
     `stacks` are those whose plans it is for (none: any). `hosts` is `one` where the command starts the trainer on the
     machine that it runs on, `any` where it reaches all of them by itself. `module` must be importable by the user's
-    interpreter, of `package` the version is evidence, `requires` is the oldest Python. `words` translates values,
-    `models` gives placeholders of a model's own by its name; with `plain` the words describe any other by its sizes, if
-    it is built as Llama is. `order` has the mesh axes as the trainer lays them, innermost first, and `rest` the one that
-    takes the devices which others leave. `skip` first steps are not timed. `trace` is where a profile comes to lie,
-    within `{trace_dir}`.
+    interpreter, of `package` the version is evidence, `requires` is the oldest Python. `words` translates values.
+    `models` gives placeholders of a model's own by its name; with `plain` sizes describe any other, if it is built as
+    Llama is. `order` has the mesh axes as the trainer lays them, innermost first; `rest` is the one that takes the
+    devices which others leave. `skip` first steps are not timed. `trace` is where a profile comes to lie, within
+    `{trace_dir}`.
     """
 
     name: str

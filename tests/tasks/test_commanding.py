@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asap_ray.config import CommandConfig, Config
 from asap_ray.errors import ConfigError
 from asap_ray.overrides import configure
 from asap_ray.plan import Plan
 from asap_ray.settings import load_group
 from asap_ray.tasks import setting
 from asap_ray.tasks.commanding import command_tier, load_template, with_args
+from asap_ray.tasks.compiling import compilers
 from asap_ray.tiers.command import Command
 from asap_ray.tiers.following import Follower, Reading
 from asap_ray.tiers.placeholders import RUN
@@ -20,12 +24,18 @@ from asap_ray.tiers.template import Template, fill
 from asap_ray.tiers.templates import template_from_mapping
 from tests.problems import make_problem
 
+GENERIC = {"template": "generic", "script": __file__}
 TRIAL = {name: name.upper() for name in RUN}
 TEMPLATES = {name: template_from_mapping(name, given) for name, given in load_group("command").items()}
 
 
-def tier(*argv: str) -> Command:
-    config = configure(argv)
+def asked(*argv: str, **command: Any) -> Config:
+    """A configuration for the user's own trainer."""
+    return replace(configure(argv), command=CommandConfig(**command))
+
+
+def tier(*argv: str, **command: Any) -> Command:
+    config = asked(*argv, **command)
     (found,) = command_tier(config, setting.load(config)).values()
     return found
 
@@ -48,48 +58,70 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("given", "sentence"),
         [
-            (("command=maxtex",), "command=maxtex: did you mean maxtext? a trainer with a template: generic, maxtext"),
             (
-                ("stack=ours",),
-                "stack=ours: a trainer with a template: generic, maxtext, megatron, torchtitan; command=NAME",
+                {"template": "maxtex"},
+                "command=maxtex: did you mean maxtext? a trainer with a template: generic, maxtext",
             ),
-            (("command=megatron",), "command=megatron: for stack=megatron, nemo, bridge, bridge_fused, not maxtext"),
-            (("command.python=/nowhere/python",), "command.python=/nowhere/python: the path of a Python interpreter"),
-            (("command.python=true",), "the path of a Python interpreter that can be run"),
-            (("command=generic",), "command.script=null: the path of your trainer's script: command=generic runs it"),
+            ({"template": "megatron"}, "command=megatron: for stack=megatron, nemo, bridge, bridge_fused, not maxtext"),
+            ({"python": "/nowhere/python"}, "command.python=/nowhere/python: the path of a Python interpreter"),
+            ({"python": "true"}, "the path of a Python interpreter that can be run"),
             (
-                ("command=generic", "command.script=/nowhere"),
-                "command.script=/nowhere: the path of your trainer's script",
+                {"template": "generic"},
+                "command.script=null: the path of your trainer's script: command=generic runs it",
             ),
-            (
-                ("command=generic", f"command.script={__file__}", "command.cwd=/nowhere"),
-                "command.cwd=/nowhere: an existing",
-            ),
-            (
-                ("command=generic", f"command.script={__file__}", "command.env=[NO_SUCH]"),
-                "command.env=NO_SUCH: names of",
-            ),
-            (
-                ("hardware=v5p-128",),
-                "hardware=v5p-128: command=maxtext starts the trainer on one machine, and this slice has 16",
-            ),
+            ({**GENERIC, "script": "/nowhere"}, "command.script=/nowhere: the path of your trainer's script"),
+            ({**GENERIC, "cwd": "/nowhere"}, "command.cwd=/nowhere: an existing folder"),
+            ({**GENERIC, "env": ["NO_SUCH"]}, "command.env=NO_SUCH: names of variables that are set here"),
         ],
     )
-    def test_one_line_before_anything_starts(self, given: tuple[str, ...], sentence: str) -> None:
+    def test_one_line_before_anything_starts(self, given: dict[str, Any], sentence: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            tier(*{word.partition("=")[0]: word for word in (*self.TINY, *given)}.values())
+            tier(*self.TINY, **given)
         assert sentence in str(caught.value)
+
+    def test_a_stack_may_have_no_template_of_its_name(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            tier(*self.TINY, "stack=ours")
+        names = "generic, maxtext, megatron, torchtitan"
+        assert str(caught.value) == f"stack=ours: a trainer with a template: {names}; command=NAME names a template"
+
+    def test_a_trainer_of_one_machine_is_not_for_a_slice_of_many(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            tier("+model=tiny", "hardware=v5p-128")
+        said = "hardware=v5p-128: command=maxtext starts the trainer on one machine, and this slice has 16"
+        assert str(caught.value).startswith(said)
 
     def test_an_interpreter_without_the_trainer_is_refused_with_the_cure(self) -> None:
         with pytest.raises(ConfigError) as caught:
-            tier(*self.TINY, f"command.python={sys.executable}")
+            tier(*self.TINY, python=sys.executable)
         said = "3.12 or newer" if sys.version_info < (3, 12) else f"{sys.executable} -m pip install maxtext"
         assert said in str(caught.value)
 
     def test_what_is_installed_is_evidence(self) -> None:
-        found = tier(*self.TINY, "command=generic", f"command.script={__file__}")
+        found = tier(*self.TINY, **GENERIC)
         assert found.evidence.endswith(f", python {'.'.join(map(str, sys.version_info[:3]))}")
         assert found.options.steps == 5
+
+    @pytest.mark.parametrize(
+        ("word", "sentence"),
+        [
+            ("command.python=/a/b", "command.python=/a/b: only where your own trainer runs or compiles: "),
+            ("command=maxtext", "command=maxtext: only where your own trainer runs or compiles: "),
+            ("compile.with=megatron", "compile.with=megatron: allowed: ours, maxtext"),
+        ],
+    )
+    def test_a_key_that_would_do_nothing_is_refused(self, word: str, sentence: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            configure(["+model=tiny", word])
+        assert str(caught.value).startswith(sentence)
+
+    def test_maxtext_compiles_for_its_own_stack(self) -> None:
+        argv = ["+model=tiny", "tiers=[roofline,compile]", "compile.with=maxtext", "stack=ours"]
+        config = configure([*argv, f"command.python={sys.executable}"])
+        assert (config.compile.trainer, config.command.python) == ("maxtext", sys.executable)
+        with pytest.raises(ConfigError) as caught:
+            compilers(config, setting.load(config))
+        assert str(caught.value) == "compile.with=maxtext: for stack=maxtext, not ours"
 
 
 class TestArguments:
@@ -175,8 +207,8 @@ class TestCarried:
 
     @pytest.mark.parametrize("name", sorted(TEMPLATES))
     def test_every_one_is_read_and_says_where_it_is_from(self, name: str) -> None:
-        config = configure(["+model=tiny", f"stack={(TEMPLATES[name].stacks or ('ours',))[0]}", f"command={name}"])
-        assert load_template(config) == TEMPLATES[name]
+        stack = (TEMPLATES[name].stacks or ("ours",))[0]
+        assert load_template(asked("+model=tiny", f"stack={stack}", template=name)) == TEMPLATES[name]
         assert TEMPLATES[name].sources or name == "generic"
 
     # Lines as the trainers write them.
@@ -231,5 +263,4 @@ class TestCarried:
 def test_config_dir_has_templates_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "command").mkdir()
     (tmp_path / "command" / "mine.yaml").write_text("argv: ['{python}']\nlog: {step: '(?P<seconds>.)'}\n")
-    config = configure(["+model=tiny", "command=mine", f"config_dir={tmp_path}"])
-    assert load_template(config).name == "mine"
+    assert load_template(asked("+model=tiny", f"config_dir={tmp_path}", template="mine")).name == "mine"

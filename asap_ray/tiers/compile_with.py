@@ -1,0 +1,230 @@
+"""Another source of programs for the compile tier: the user's own trainer, compiled without a chip by itself.
+
+MaxText's `train_compile` takes the words of its training and a topology, and compiles the train step that would run.
+XLA is told to dump the scheduled program; that text and the memory that MaxText prints are a `Build`, which is read as
+those of our own trainer are. What comes of it is evidence for MaxText as it is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from asap_ray.compiler import hlo
+from asap_ray.compiler.lower import SIZES
+from asap_ray.compiler.refusal import refusal
+from asap_ray.compiler.request import Build, packed
+from asap_ray.physics.calibration import Calibration
+from asap_ray.plan import Plan
+from asap_ray.problem import Problem
+from asap_ray.tiers.cache import Cache, default_cache
+from asap_ray.tiers.finding import Finding
+from asap_ray.tiers.launch import GRACE_S, Order, Ran, ran
+from asap_ray.tiers.protocol import Job, Outcome
+from asap_ray.tiers.reading import Reader
+from asap_ray.tiers.template import Log, Template, Words
+
+TRAIN, COMPILE = "maxtext.trainers.pre_train.train", "maxtext.trainers.pre_train.train_compile"
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_dump_to={trace_dir} --xla_dump_hlo_module_re=jit_train_step",
+}
+"""So that no chip is looked for, several compile side by side, and the program of the step is written down."""
+PROGRAM = "*.after_codegen.txt"
+"""The one dump that has the compiler's cycles."""
+NEVER = r"(?!)(?P<seconds>)"
+KINDS = (("optimizer", r"opt_state|\.mu\b|\.nu\b|optimizer"), ("weights", r"params|model|embedder|decoder"))
+"""Whose an argument of the program is, by its path in MaxText's train state."""
+_STATS = re.compile(r"(\w+_in_bytes)=(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileWithOptions:
+    """How the trainer compiles: by whose interpreter (and what is installed there), with which flags, a deadline, and
+    where results are kept (None: nowhere)."""
+
+    python: str
+    trainer: str
+    flags: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 900.0
+    cache: Path | None = field(default_factory=default_cache)
+    memory_bytes: float = 4.0e9
+    pass_env: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileWith:
+    """As `compile.Compile`, with programs that MaxText makes; `template` is that of its training."""
+
+    problem: Problem
+    calibration: Calibration
+    template: Template
+    options: CompileWithOptions
+    name: str = "compile"
+
+    @property
+    def missing(self) -> str:
+        """Why it compiles for no such slice, in one line; empty where it can be tried."""
+        slice_ = self.problem.slice
+        if slice_.chip.vendor != "google":
+            return f"hardware={slice_.name}: compile.with=maxtext compiles for TPUs"
+        if ":" in slice_.name:
+            return f"hardware={slice_.name}: compile.with=maxtext knows slices of the shapes that are sold, by name"
+        return ""
+
+    @property
+    def evidence(self) -> str:
+        """The trainer and the compiler that its results are evidence for."""
+        return f"maxtext@{self._program.digest}, {self.options.trainer}"
+
+    def expressible(self, plan: Plan) -> str | None:
+        """Why MaxText's command cannot say a plan, in one line; None where it can."""
+        return self.template.refusal(self.problem, plan)
+
+    def job(self, plan: Plan) -> Job:
+        """The work that has MaxText compile a plan."""
+        order, options = self._order(plan), self.options
+        return Job(
+            name=f"{self.problem.slice.name} {plan.line}",
+            work=compiled_with,
+            arguments=(order, self._key(order), str(options.cache) if options.cache else None),
+            timeout_s=options.timeout_s + 2 * GRACE_S,
+            memory_bytes=options.memory_bytes,
+            isolated=True,
+        )
+
+    def known(self, plan: Plan) -> Finding | None:
+        """What is said of a plan that was compiled before with all the same; None where it was not."""
+        if self.options.cache is None:
+            return None
+        build = Cache(self.options.cache).read(self._key(self._order(plan)))
+        return self._read(plan, build, cached=True) if build else None
+
+    def read(self, outcome: Outcome) -> Finding:
+        """What is said of a plan, from how its job ended."""
+        plan = outcome.job.arguments[0].plan
+        if outcome.status == "complete":
+            return self._read(plan, outcome.value)
+        reason = " ".join(outcome.reason.split())
+        return Finding(plan=plan, status=outcome.status, reason=reason, evidence=self.evidence, output=outcome.output)
+
+    def _read(self, plan: Plan, build: Build, *, cached: bool = False) -> Finding:
+        return replace(self._reader.read(plan, build, cached=cached), evidence=self.evidence)
+
+    def _order(self, plan: Plan) -> Order:
+        return Order(
+            plan=plan,
+            template=self._program,
+            values=self.template.values(self.problem, plan),
+            tokens_per_step=self.problem.workload.tokens_per_step,
+            python=self.options.python,
+            script="",
+            steps=1,
+            timeout_s=self.options.timeout_s,
+            pass_env=self.options.pass_env,
+        )
+
+    @cached_property
+    def _program(self) -> Template:
+        """The template of the training, whose command compiles in place of running."""
+        template, slice_ = self.template, self.problem.slice
+        name = slice_.name.removeprefix(f"{slice_.slices}x")
+        flags = " ".join(f"--{flag}={value}" for flag, value in sorted(self.options.flags.items()))
+        more = [f"compile_topology={name}", f"compile_topology_num_slices={slice_.slices}"]
+        more += [f"compile_xla_flags={flags}"] if flags else []
+        argv = [
+            replace(each, words=tuple(COMPILE if word == TRAIN else word for word in each.words))
+            for each in template.argv
+        ]
+        return replace(
+            template,
+            argv=(*argv, Words(words=tuple(more))),
+            env={**template.env, **ENVIRONMENT},
+            log=Log(step=NEVER, plan_used=tuple(each for each in template.log.plan_used if "Num_dev" in each.pattern)),
+            trace=PROGRAM,
+        )
+
+    def _key(self, order: Order) -> str:
+        given = {
+            "evidence": self.evidence,
+            "values": dict(order.values),
+            "slice": self.problem.slice.name,
+            "layout": [list(each) for each in order.plan.layout],
+        }
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(problem=self.problem, calibration=self.calibration)
+
+
+def compiled_with(order: Order, key: str, folder: str | None) -> Build:
+    """Have the trainer compile, and keep the result: the work of a job."""
+    with tempfile.TemporaryDirectory(prefix="asap_ray_") as place:
+        build = build_of(ran(replace(order, folder=place)))
+    if folder is not None:
+        with contextlib.suppress(OSError):  # a full disk costs the next run a compilation, not this one its result
+            Cache(Path(folder)).write(key, build)
+    return build
+
+
+def build_of(run: Ran) -> Build:
+    """What a trainer's compilation came to, from its log and what XLA has left in the folder of its dump."""
+    log = Path(run.log).read_text(errors="replace")
+    seconds = {"compile": round(run.wall_s, 3)}
+    if refused := refusal(log):
+        line = next(line for line in log.splitlines() if "RESOURCE_EXHAUSTED" in line or "CompileTimeHbmOom" in line)
+        return Build(
+            status="infeasible",
+            reason=" ".join(line.split()),
+            needed_bytes=refused.needed_bytes,
+            limit_bytes=refused.limit_bytes,
+            over_bytes=refused.over_bytes,
+            seconds=seconds,
+        )
+    if fault := _fault(run):
+        return Build(status="failed", reason=fault, seconds=seconds)
+    stats, programs = dict(_STATS.findall(log)), sorted(Path(run.trace).glob(PROGRAM)) if run.trace else []
+    if not programs or SIZES["peak"] not in stats:
+        return Build(status="failed", reason="the trainer left no program, or did not say its memory", seconds=seconds)
+    text = max((each.read_text() for each in programs), key=len)
+    return Build(
+        status="complete",
+        memory={name: int(stats.get(field, 0)) for name, field in SIZES.items()},
+        arguments=argument_bytes(text),
+        hlo=packed(text),
+        seconds=seconds,
+    )
+
+
+def _fault(run: Ran) -> str:
+    last = " | ".join(line.strip() for line in run.tail[-3:])
+    if run.other:
+        return (
+            f"the trainer compiled for another plan: {', '.join(f'{name}={each}' for name, each in run.other.items())}"
+        )
+    if run.ended == "deadline":
+        return f"{run.reason}; last lines: {last}"
+    if run.ended != "exited" or run.status:
+        return f"the trainer ended with status {run.status}; last lines: {last}"
+    return ""
+
+
+def argument_bytes(text: str) -> dict[str, int]:
+    """Bytes of one device by the kind of state that an argument of a program is of, as `Build.arguments` has them."""
+    sizes: defaultdict[str, int] = defaultdict(int)
+    module = hlo.parse(text)
+    for each in module.computations[module.entry].parameters:
+        kind = next((kind for kind, mark in KINDS if re.search(mark, each.op_name)), "")
+        sizes[f"0.{kind}" if kind else "1"] += sum(int(array.bytes) for array in each.arrays)
+    return dict(sizes)
