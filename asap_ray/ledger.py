@@ -1,22 +1,25 @@
 """The one truth of a run: `events.jsonl` in its directory, one line an event, on disk before the next one starts.
 
 Everything else a run leaves can be derived from it. A process that is killed while it writes leaves a torn last line:
-readers pass over it, and the next writer cuts it off and keeps it in `events.torn`. A run has one writer at a time and
-any number of readers.
+readers pass over it, and the next writer cuts it off and keeps it in `events.torn`. A run has one writer at a time, who
+claims the directory, and any number of readers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asap_ray.errors import AsapError
+from asap_ray.errors import AsapError, ConfigError
 
 NAME = "events.jsonl"
 
@@ -28,6 +31,23 @@ class Ledger:
         """Open the ledger of a run; nothing is written before the first event."""
         self.path = run_dir / NAME
         self._whole = False  # whether what is in the file is known to end with a whole line
+
+    def claim(self) -> None:
+        """Be the one writer until this ledger is gone, or the process is, however it ends.
+
+        Raises:
+            ConfigError: another command writes there now.
+            OSError: the directory cannot be opened.
+        """
+        handle = os.open(self.path.parent, os.O_RDONLY)
+        weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            allowed = "a directory that no other command writes to now; wait for it, or give another"
+            raise ConfigError("run_dir", self.path.parent, allowed) from error
+        except OSError:
+            pass  # a network's file system that has no locks on directories
 
     def append(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Write one event; it is on disk when this returns, and not there at all where this raises.
@@ -47,14 +67,47 @@ class Ledger:
             raise AsapError(f"run_dir={self.path.parent}: cannot write {NAME}: {error.strerror or error}") from error
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """The events in order, all or of one kind, as far as they were whole when this started to read."""
-        if not self.path.exists():
+        """The events in order, all or of one kind, as far as they were whole when this started to read.
+
+        Raises:
+            ConfigError: the file cannot be read, or a line amid it is no event.
+        """
+        try:
+            *lines, _torn = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
             return
-        *lines, _torn = self.path.read_bytes().split(b"\n")
-        for line in lines:
-            event = json.loads(line)
+        except OSError as error:
+            raise self.unreadable(error.strerror or str(error)) from error
+        for number, line in enumerate(lines, 1):
+            event = self._event(number, line)
             if kind is None or event["kind"] == kind:
                 yield event
+
+    def unreadable(self, why: str) -> ConfigError:
+        """The error to raise where what the file holds cannot be used."""
+        allowed = f"a directory whose {NAME} this version has written ({why}); give another, or move that file away"
+        return ConfigError("run_dir", self.path.parent, allowed)
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """While events are made into what they tell of: lines that anything else wrote, another version too, lack it.
+
+        Raises:
+            ConfigError: an event has not the fields, or not the values, that it is written with now.
+        """
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise self.unreadable(f"in an event: {type(error).__name__} {error}") from error
+
+    def _event(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+            raise self.unreadable(f"line {number} is no event")
+        return event
 
 
 def _plain(value: object) -> object:

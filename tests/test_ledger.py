@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asap_ray.errors import AsapError
+from asap_ray.errors import AsapError, ConfigError
 from asap_ray.ledger import NAME, Ledger
 
 
@@ -173,3 +173,40 @@ while True:
     Ledger(tmp_path).append("trial", {"n": -1})
     for line in (tmp_path / NAME).read_text().splitlines():
         json.loads(line)
+
+
+@pytest.mark.parametrize("line", ["garbage", "3", "[1]", '{"a": 1}', '{"kind": 4}', "\0\0", "\udcff"])
+def test_a_line_amid_it_that_is_no_event_is_named(tmp_path: Path, line: str) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append("trial", {"n": 0})
+    with ledger.path.open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    ledger.append("trial", {"n": 2})
+    with pytest.raises(ConfigError, match=r"^run_dir=.*\(line 2 is no event\)"):
+        list(ledger.events())
+
+
+def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(ConfigError, match="directory"):
+        list(Ledger(tmp_path).events())
+
+
+def test_a_directory_has_one_writer_until_that_has_ended_however(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+from pathlib import Path
+from asap_ray.ledger import Ledger
+ledger = Ledger(Path({str(tmp_path)!r}))
+ledger.claim()
+print("claimed", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(ConfigError, match="no other command writes to"):
+            Ledger(tmp_path).claim()
+        assert list(Ledger(tmp_path).events()) == [], "who reads claims nothing"
+        other.kill()
+    Ledger(tmp_path).claim()

@@ -19,6 +19,7 @@ from asap_ray.executor.ray_end import MARK, program, sweep
 ADDRESSES = "auto, local, or HOST:PORT of a Ray cluster that this machine is a node of"
 LONGEST_FOLDER = 30
 """Characters of the folder that temporary folders go to: the sockets of Ray lie 80 deeper, and may have 107."""
+LAST_PORT = 65_535
 ANSWER_S = 5.0
 """How long a cluster may take to answer at all."""
 END_S = 30.0
@@ -77,11 +78,11 @@ def cluster_of(address: str | None) -> str | None:
     if given == "local":
         return None
     host, _, port = given.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
+    if not host or not port.isascii() or not port.isdigit() or int(port) > LAST_PORT or "/" in host:
         raise ConfigError(key, given, f"takes {ADDRESSES}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         raise ConfigError(key, given, f"no Ray cluster answers there ({error}); it takes {ADDRESSES}") from None
     return given
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,9 +110,20 @@ def in_our_trainer(problem: Problem, ours: Stack) -> Problem:
 
 
 def compile_options(config: Config, flags: Mapping[str, str]) -> CompileOptions:
-    """How plans are compiled with some flags, by what was asked for."""
+    """How plans are compiled with some flags, by what was asked for.
+
+    Raises:
+        ConfigError: the folder for results that was asked for cannot be written to; each would be lost unseen.
+    """
     folder = config.compile.cache
     cache = default_cache() if folder is None else Path(os.path.expanduser(folder)).absolute()
+    if folder is not None:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=cache).close()
+        except OSError as error:
+            allowed = f"a folder that can be written to ({error.strerror or error})"
+            raise ConfigError("compile.cache", folder, allowed) from error
     return CompileOptions(flags=flags, timeout_s=config.compile.timeout_s, cache=cache)
 
 

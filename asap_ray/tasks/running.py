@@ -63,14 +63,16 @@ def output_of(config: Config) -> tuple[str, TextIO]:
 
 
 def open_run(config: Config) -> Ledger:
-    """Make the run directory and open its ledger.
+    """Make the run directory and open its ledger, to be its one writer.
 
     Raises:
-        ConfigError: the directory cannot be made or written to.
+        ConfigError: the directory cannot be made or written to, or another command writes there now.
     """
     try:
         config.run_path.mkdir(parents=True, exist_ok=True)
-        return Ledger(config.run_path)
+        ledger = Ledger(config.run_path)
+        ledger.claim()
+        return ledger
     except OSError as error:
         raise _not_written(config, error) from error
 

@@ -7,7 +7,7 @@ import contextlib
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
 from asap_ray.ledger import NAME, Ledger
-from asap_ray.report.story import Story, story_blocks, story_fields
+from asap_ray.report.story import story_blocks, story_fields
 from asap_ray.tasks.derived import write_derived
 from asap_ray.tasks.running import tell
 from asap_ray.tasks.story import story_of
@@ -19,19 +19,13 @@ def run(config: Config) -> int:
     Raises:
         ConfigError: the directory holds no run.
     """
-    try:
-        events = list(Ledger(config.run_path).events())
-    except (OSError, ValueError) as error:
-        raise ConfigError("run_dir", config.run_path, f"a directory whose {NAME} can be read, but: {error}") from error
-    story = _story(config, events)
+    ledger = Ledger(config.run_path)
+    events = list(ledger.events())
+    if not any(event["kind"] == "start" for event in events):
+        raise ConfigError("run_dir", config.run_path, f"a directory with a run in it, its {NAME}")
+    with ledger.understood():
+        story = story_of(events, config.run_path)
     with contextlib.suppress(OSError):  # who may only read a directory is still told what is in it
         write_derived(events, config.run_path)
     tell(config, story_fields(story), story_blocks(story))
     return 0
-
-
-def _story(config: Config, events: list) -> Story:
-    try:
-        return story_of(events, config.run_path)
-    except ValueError as error:
-        raise ConfigError("run_dir", config.run_path, f"a directory with a run in it, its {NAME}") from error

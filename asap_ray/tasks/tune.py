@@ -10,16 +10,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from asap_ray.config import Config
 from asap_ray.diagnosis import compare, diagnose
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
-from asap_ray.report.answer import Answer, SliceAnswer
+from asap_ray.report.answer import Answer, SliceAnswer, Tried
 from asap_ray.report.files import write_report
 from asap_ray.report.live import live
 from asap_ray.report.terminal import announce, show, show_priced
@@ -69,7 +69,7 @@ def run(config: Config) -> int:
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
-    before = list(ledger.events()) if compiling is not None else []
+    before = _finished(config, setting, ledger) if compiling is not None else []
     slices = _swept(config, setting, baseline, ledger)
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
@@ -93,13 +93,27 @@ def run(config: Config) -> int:
 def _compilers(config: Config, setting: Setting) -> Compilers | None:
     if not config.may_compile:
         return None
+    from asap_ray.executor.ray_start import cluster_of
     from asap_ray.search.study import check_sampler
     from asap_ray.tasks.compiling import compilers  # compilers are looked up only where one is asked for
 
     found = compilers(config, setting)
     if found is not None:
         check_sampler(config.search.method)
+        if config.budget.trials != 0:
+            cluster_of(config.ray.address)  # before the space is priced, though Ray starts with the first trial
     return found
+
+
+def _finished(config: Config, setting: Setting, ledger: Ledger) -> list[Tried]:
+    """The trials of this job that earlier runs in its directory have finished.
+
+    Raises:
+        ConfigError: another version, or something else, has written there.
+    """
+    events = list(ledger.events())
+    with ledger.understood():
+        return record.finished(events, setting.workload, config.stack)
 
 
 def _searched(
@@ -108,16 +122,15 @@ def _searched(
     compiling: Compilers,
     answer: Answer,
     ledger: Ledger,
-    before: Sequence[Mapping[str, Any]],
+    before: Sequence[Tried],
     stream: TextIO,
     started: float,
 ) -> Answer:
-    """The answer with what trials say; those that are among the events `before` are not run again."""
+    """The answer with what trials say; those `before`, which earlier runs have finished, are not run again."""
     from asap_ray.tasks.compiling import executor_of
     from asap_ray.tasks.searching import Search
     from asap_ray.tasks.trials import key_of
 
-    finished = record.finished(before, setting.workload, config.stack)
     with live(stream, sys.stderr, config.wanted, compiling.base) as shown, executor_of(config) as executor:
         search = Search(
             config=config,
@@ -125,7 +138,7 @@ def _searched(
             compiling=compiling,
             executor=executor,
             recorder=Recorder(ledger, shown),
-            before={key_of(each): each for each in finished},
+            before={key_of(each): each for each in before},
         )
         slices = tuple(_with_rounds(each, ledger) for each in search.run(answer.slices))
     for each in slices:

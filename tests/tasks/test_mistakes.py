@@ -22,6 +22,7 @@ from asap_ray.tiers.roofline import Roofline
 from tests.problems import CHIPS, all_plans, make_problem
 
 TINY = ("+model=tiny", "hardware=v5e-4")
+COMPILED = (*TINY, "tiers=[roofline,compile]")
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 256,
@@ -265,3 +266,49 @@ def test_a_users_own_settings_that_are_broken_end_in_one_line(command, group: st
     word = {"hardware": "hardware=v5e-4", "model": "+model=mine", "stack": "stack=mine"}[group]
     words = (word,) if group == "model" else ("+model=tiny", word)
     one_line(command(*words, "--config-dir", "my", "run_dir=run"))
+
+
+ADDRESSES = ("foo", "127.0.0.1:99999", "127.0.0.1:9", "http://127.0.0.1:9", "a..b:80", ":1", "x:²")
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_without_a_cluster_ends_before_anything_is_priced(command, pretend, address: str) -> None:
+    line = one_line(command(*COMPILED, f"ray.address='{address}'", "run_dir=run"))
+    assert line.startswith(f"ray.address={address}: "), line
+    assert "HOST:PORT" in line
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("folder", ["/proc/asap_ray", "file", "file/below"])
+def test_a_cache_that_cannot_be_written_to_is_named_before_anything_is_compiled(command, pretend, folder: str) -> None:
+    Path("file").touch()
+    line = one_line(command(*COMPILED, f"compile.cache={folder}", "run_dir=run"))
+    assert line.startswith(f"compile.cache={folder}: a folder that can be written to"), line
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '{"a": 1}',
+        "garbage",
+        '{"kind": "start"}',
+        '{"kind": "start", "workload": {}, "config": 3}',
+        '{"kind": "start", "task": "tune", "command": "", "at": "", "workload": {"architecture": {}}}',
+    ],
+)
+def test_events_that_something_else_has_written_end_in_one_line(command, lines: str) -> None:
+    Path("run").mkdir()
+    Path("run/events.jsonl").write_text(f"{lines}\n")
+    assert one_line(command("task=show", "run_dir=run")).startswith("run_dir=")
+
+
+@pytest.mark.parametrize("change", [("elapsed_s", "took_s"), ("roofline", "prior"), ("interval_s", "between_s")])
+def test_trials_that_another_version_has_written_end_in_one_line(command, pretend, change: tuple[str, str]) -> None:
+    words = (*COMPILED, "budget.compile=1", "run_dir=run")
+    assert command(*words).status == 0
+    path = Path("run/events.jsonl")
+    path.write_text(path.read_text().replace(*(f'"{name}":' for name in change)))
+    for line in (one_line(command(*words)), one_line(command("task=show", "run_dir=run"))):
+        assert line.startswith("run_dir=")
+        assert f"'{change[0]}'" in line, line

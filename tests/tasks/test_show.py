@@ -188,7 +188,10 @@ def test_tasks_that_plan_nothing_are_shown_too(command) -> None:
         (("task=show",), "run_dir=null: "),
         (("task=show", "run_dir=nowhere"), "run_dir={here}/nowhere: a directory with a run in it"),
         (("task=show", "run_dir=empty"), "run_dir={here}/empty: a directory with a run in it"),
-        (("task=show", "run_dir=odd"), "run_dir={here}/odd: a directory whose events.jsonl can be read"),
+        (
+            ("task=show", "run_dir=odd"),
+            "run_dir={here}/odd: a directory whose events.jsonl this version has written (line 1 is no event)",
+        ),
         (("task=show", "run_dir=empty", "+model=tiny"), "+model=tiny: not for task=show"),
     ],
 )
