@@ -39,8 +39,9 @@ class Foreign:
     The global batch is stated, or follows from the `per_device` sequences of a step. `inside` has sizes of mesh axes
     within a slice and `across` between slices; where `across` is None, `inside` has total sizes and ranks are laid by
     `INSIDE_OUT`. One axis of each may be `REST`. Of `micro_batch` and `accumulation` one is known. `chunk_layers` are
-    the layers of each pipeline chunk, where the file does not say how many chunks a stage has. `knobs` are the others
-    of a plan.
+    the layers of each pipeline chunk, where the file does not say how many chunks a stage has, and `less_layers` the
+    layers for which its first and last chunk count besides, rounded up where they do not come out even; None where they
+    must. `knobs` are the others of a plan.
     """
 
     project: str
@@ -59,6 +60,7 @@ class Foreign:
     micro_batch: int | None = None
     accumulation: int | None = None
     chunk_layers: int | None = None
+    less_layers: int | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
@@ -161,6 +163,8 @@ def _chunks(foreign: Foreign, problem: Problem, stages: int) -> dict[str, object
         return {}
     layers = problem.workload.architecture.layers
     chunks, rest = divmod(layers, stages * foreign.chunk_layers)
+    if foreign.less_layers is not None:
+        chunks, rest = divmod(math.ceil((layers + foreign.less_layers) / foreign.chunk_layers), stages)
     if rest or not chunks:
         raise foreign.error(f"{layers} layers do not go into {stages} stages in chunks of {foreign.chunk_layers}")
     single = str(foreign.knobs.get("schedule", "1f1b"))

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from asap_ray.interchange import maxtext
-from asap_ray.interchange.config_text import decoded, shell_words, yaml_values
+from asap_ray.interchange import bridge, maxtext, megatron, torchtitan
+from asap_ray.interchange.config_text import decoded, shell_words, toml_values, yaml_values
 from asap_ray.interchange.exchange import Foreign, Written
 from asap_ray.interchange.foreign import ForeignConfig
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 
-WHAT = "a config of MaxText: its YAML, or its key=value words"
+WHAT = "a config of MaxText, Megatron-LM, Megatron Bridge or torchtitan: YAML, TOML, or a command line"
 
 
 class Writer(Protocol):
@@ -24,7 +24,12 @@ class Writer(Protocol):
         ...
 
 
-WRITERS: Mapping[str, tuple[tuple[str, ...], Writer]] = {"maxtext": (maxtext.STACKS, maxtext.write)}
+WRITERS: Mapping[str, tuple[tuple[str, ...], Writer]] = {
+    "maxtext": (maxtext.STACKS, maxtext.write),
+    "megatron": (megatron.STACKS, megatron.write),
+    "bridge": (bridge.STACKS, bridge.write),
+    "torchtitan": (torchtitan.STACKS, torchtitan.write),
+}
 """Names for `to=`: the stacks whose plans they can say, and what writes them."""
 
 
@@ -39,10 +44,19 @@ def read_job(key: str, path: str | Path) -> Foreign | None:
     Raises:
         ConfigError: the file cannot be read, or is a project's and holds what cannot be used.
     """
-    text = decoded(key, path, WHAT)
-    if Path(path).suffix.lower() in (".yml", ".yaml"):
+    text, suffix = decoded(key, path, WHAT), Path(path).suffix.lower()
+    if suffix == ".toml":
+        values = toml_values(key, path, text)
+        return torchtitan.read(ForeignConfig(key, path, values)) if torchtitan.is_one(values) else None
+    if suffix in (".yml", ".yaml"):
         values = yaml_values(key, path, text)
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
             return None
-        return maxtext.read(ForeignConfig(key, path, values)) if maxtext.is_one(values) else None
-    return maxtext.read_words(key, str(path), shell_words(key, path, text))
+        config = ForeignConfig(key, path, values)
+        for project, reader in ((maxtext, maxtext.read), (megatron, megatron.read_yaml), (bridge, bridge.read)):
+            if project.is_one(values):
+                return reader(config)
+        return None
+    words = shell_words(key, path, text)
+    found = (project.read_words(key, str(path), words) for project in (megatron, bridge, maxtext))
+    return next((job for job in found if job is not None), None)
