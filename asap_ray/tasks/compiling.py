@@ -22,7 +22,7 @@ from asap_ray.report.answer import Tried
 from asap_ray.rules import broken
 from asap_ray.settings import load_group
 from asap_ray.stack import Stack, stack_from_mapping
-from asap_ray.tasks.bundles import Bundle, load_bundles
+from asap_ray.tasks.bundles import AUTO, Bundle, load_bundles
 from asap_ray.tasks.commanding import maxtext_compiler
 from asap_ray.tasks.setting import Setting
 from asap_ray.tasks.trials import Clock, Trials, Wanted, Watcher
@@ -70,7 +70,9 @@ def compilers(config: Config, setting: Setting) -> Compilers | None:
     if not config.compiles and not theirs and not installed(setting, ours):
         return None
     calibrations = calibrations_from_mappings(load_group("calibration", config.config_dir))
-    bundles = load_bundles(config.compile.xla, [each.chip for each in setting.slices], config.config_dir)
+    # Flags that trainers set with our libtpu may be refused by theirs: without a word theirs are its own.
+    wanted = ["default" if theirs and name == AUTO else name for name in config.compile.xla]
+    bundles = load_bundles(wanted, [each.chip for each in setting.slices], config.config_dir)
     tiers, problems = {}, {}
     for tier in setting.tiers:
         where, chip = tier.problem.slice.name, tier.problem.slice.chip

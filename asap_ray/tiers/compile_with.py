@@ -42,10 +42,13 @@ ENVIRONMENT = {
 """So that no chip is looked for, several compile side by side, and the program of the step is written down."""
 PROGRAM = "*.after_codegen.txt"
 """The one dump that has the compiler's cycles."""
+LIVE = "*live-range.txt"
+"""The dump that has what is alive at the fullest moment, by which the compiler decides; MaxText does not print it."""
 NEVER = r"(?!)(?P<seconds>)"
 KINDS = (("optimizer", r"opt_state|\.mu\b|\.nu\b|optimizer"), ("weights", r"params|model|embedder|decoder"))
 """Whose an argument of the program is, by its path in MaxText's train state."""
 _STATS = re.compile(r"(\w+_in_bytes)=(\d+)")
+_PEAK = re.compile(r"peak usage: ([\d\s]+) bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,17 +197,35 @@ def build_of(run: Ran) -> Build:
         )
     if fault := _fault(run):
         return Build(status="failed", reason=fault, seconds=seconds)
-    stats, programs = dict(_STATS.findall(log)), sorted(Path(run.trace).glob(PROGRAM)) if run.trace else []
-    if not programs or SIZES["peak"] not in stats:
+    memory = _sizes(log)
+    programs = sorted(Path(run.trace).glob(PROGRAM)) if run.trace else []
+    if not programs or "arguments" not in memory:
         return Build(status="failed", reason="the trainer left no program, or did not say its memory", seconds=seconds)
     text = max((each.read_text() for each in programs), key=len)
     return Build(
         status="complete",
-        memory={name: int(stats.get(field, 0)) for name, field in SIZES.items()},
+        memory=memory | {"peak": _peak(Path(run.trace)) or _all_of(memory)},
         arguments=argument_bytes(text),
         hlo=packed(text),
         seconds=seconds,
     )
+
+
+def _sizes(log: str) -> dict[str, int]:
+    """Bytes that MaxText prints of its program, by their names in `Build.memory`."""
+    said = dict(_STATS.findall(log))
+    return {name: int(said[field]) for name, field in SIZES.items() if field in said}
+
+
+def _all_of(memory: Mapping[str, int]) -> int:
+    """All that a program holds at any time, where nothing says what is alive at once."""
+    return memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
+
+
+def _peak(folder: Path) -> int:
+    """Bytes that are alive at the fullest moment, by XLA's dump of it; 0 where there is none."""
+    found = [int(re.sub(r"\s", "", each)) for path in folder.glob(LIVE) for each in _PEAK.findall(path.read_text())]
+    return max(found, default=0)
 
 
 def _fault(run: Ran) -> str:

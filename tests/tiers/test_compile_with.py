@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from asap_ray.plan import Plan
 from asap_ray.settings import load_group
 from asap_ray.tiers.compile_with import CompileWith, CompileWithOptions, argument_bytes, build_of
 from asap_ray.tiers.launch import Ran
+from asap_ray.tiers.placeholders import RUN
 from asap_ray.tiers.template import fill
 from asap_ray.tiers.templates import template_from_mapping
 from tests.problems import make_problem
@@ -32,7 +34,7 @@ STATS = (
     "Memory analysis: CompiledMemoryStats(generated_code_size_in_bytes=7, argument_size_in_bytes=264, "
     "output_size_in_bytes=128, alias_size_in_bytes=128, temp_size_in_bytes=70, host_generated_code_size_in_bytes=0, "
     "host_argument_size_in_bytes=0, host_output_size_in_bytes=0, host_alias_size_in_bytes=0, "
-    "host_temp_size_in_bytes=0, peak_memory_in_bytes=300)\n"
+    "host_temp_size_in_bytes=0)\n"
 )
 
 
@@ -60,7 +62,7 @@ def left(tmp_path: Path, log: str, program: str = PROGRAM, **ran: object) -> Ran
 class TestWords:
     def test_they_are_those_of_the_training_with_a_topology(self) -> None:
         order = tier(flags={"xla_b": "true", "xla_a": "1"}).job(PLAN).arguments[0]
-        trial = dict.fromkeys(("python", "script", "run_dir", "trace_dir", "file", "steps", "total_steps"), "X")
+        trial: dict[str, str] = dict.fromkeys(RUN, "X")
         made = fill(order.template, order.values, trial)
         assert made.argv[2] == "maxtext.trainers.pre_train.train_compile"
         assert {"model_name=llama2-70b", "ici_fsdp_parallelism=64", "per_device_batch_size=2"} < {*made.argv}
@@ -93,11 +95,17 @@ class TestBuild:
     def test_memory_is_what_maxtext_prints_and_state_is_told_by_its_path(self, tmp_path: Path) -> None:
         build = build_of(left(tmp_path, f"…\n{STATS}"))
         assert build.status == "complete"
-        assert build.memory["peak"] == 300
+        assert build.memory["peak"] == 264 + 128 - 128 + 70
         assert build.memory["temporaries"] == 70
         assert build.arguments == {"0.weights": 128, "0.optimizer": 128, "1": 8}
         assert build.text == PROGRAM
         assert argument_bytes(PROGRAM) == build.arguments
+
+    def test_the_peak_is_what_is_alive_at_once_where_the_dump_has_it(self, tmp_path: Path) -> None:
+        run = left(tmp_path, STATS)
+        said = "  Stack trace breakdown for peak usage: 26 772 535 992 bytes\n"
+        (tmp_path / "module_0001.jit_train_step.after_optimizations-live-range.txt").write_text(said)
+        assert build_of(run).memory["peak"] == 26_772_535_992
 
     def test_a_program_that_does_not_fit_has_its_bytes(self, tmp_path: Path) -> None:
         said = (
@@ -121,7 +129,7 @@ class TestBuild:
             ({"trace": ""}, "the trainer left no program, or did not say its memory"),
         ],
     )
-    def test_faults_are_told(self, tmp_path: Path, ran: dict[str, object], sentence: str) -> None:
+    def test_faults_are_told(self, tmp_path: Path, ran: dict[str, Any], sentence: str) -> None:
         build = build_of(left(tmp_path, STATS, **ran))
         assert (build.status, build.reason) == ("failed", sentence)
 
