@@ -179,6 +179,10 @@ class Template:
             across = f"dcn_{axis}" in named or plan.dcn[i] == 1
             if not whole and not (inside and across):
                 return f"{axis}={plan.axes[axis]}: command={self.name} has no word for this axis"
+        chunks, layers = plan.axes["pipeline"] * plan.virtual, problem.workload.architecture.layers
+        if layers % chunks:
+            stages = f"pipeline {plan.axes['pipeline']} × virtual {plan.virtual}"
+            return f"{stages}: command={self.name} splits {layers} layers evenly"
         if problem.slice.slices > 1 and not any(name.startswith("dcn_") for name in named):
             return self._of_order(problem, plan)
         return None
