@@ -247,7 +247,7 @@ def test_optuna_reads_the_journal(command, searched: dict[str, Any]) -> None:
 def test_all_trials_have_the_space_of_the_search_and_not_what_it_came_to(command, searched: dict[str, Any]) -> None:
     trials = trials_of(Path("run") / JOURNAL)
     assert all(each.distributions == trials[0].distributions for each in trials)
-    found = optuna.search_space.intersection_search_space(trials)
+    found: dict[str, Any] = optuna.search_space.intersection_search_space(trials)
     assert len(found) == len(trials[0].params)
     # By hand: four chips, 8 heads and 8 key-value heads, no experts, 32 sequences that one replica may take whole.
     for name in ("data", "fsdp", "tensor", "context"):
