@@ -17,7 +17,7 @@ import numpy as np
 from asap_ray.agents.analyzer import Analysis, Mechanism, analyse
 from asap_ray.agents.brief import Brain, Brief
 from asap_ray.agents.proposal import Proposal, judge
-from asap_ray.agents.verifier import fitting, refusal, row_of
+from asap_ray.agents.verifier import fitting, row_of, verified
 from asap_ray.narrowing import Narrowing
 from asap_ray.problem import Problem
 from asap_ray.search.pool import Pool
@@ -163,27 +163,13 @@ class Coordinator:
         return self.pool.low_s / self.pool.step_s * self.analysis.expected(self.pool) < best_step_s
 
     def _verified(self, brief: Brief, count: int) -> list[Proposal]:
-        """Proposals that may be tried; one that may not goes back once, with the reason."""
-        accepted: list[Proposal] = []
-        for proposal in self.brain.propose(brief, count)[:count] if count else []:
-            self.proposals += 1
-            reason = self._refusal(brief, proposal, accepted)
-            if reason is not None:
-                proposal = self.brain.revise(brief, proposal, reason, accepted)
-                if proposal is None or self._refusal(brief, proposal, accepted) is not None:
-                    continue
-            accepted.append(proposal)
+        """Proposals that may be tried; why others may not is told."""
+        accepted, refused = verified(self.brain, brief, count, self.program)
+        self.proposals += len(accepted) + len(refused)
+        self.refused += len(refused)
+        for each, reason in refused:
+            self._tell("refusal", plan=each.plan.line, author=self.brain.name, card=each.card, reason=reason)
         return accepted
-
-    def _refusal(self, brief: Brief, proposal: Proposal, accepted: Sequence[Proposal]) -> str | None:
-        reason = refusal(brief, proposal, self.program)
-        row = row_of(self.pool, proposal.plan)
-        if reason is None and row in {row_of(self.pool, each.plan) for each in accepted}:
-            reason = "proposed in this round already"
-        if reason is not None:
-            self.refused += 1
-            self._tell("refusal", plan=proposal.plan.line, author=self.brain.name, card=proposal.card, reason=reason)
-        return reason
 
     def _release(self, proposal: Proposal) -> Candidate:
         row = row_of(self.pool, proposal.plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from asap_ray.agents.brief import Brief
+from asap_ray.agents.brief import Brain, Brief
 from asap_ray.agents.proposal import Proposal
 from asap_ray.duplicates import duplicate
 from asap_ray.plan import Plan
@@ -44,6 +44,31 @@ def refusal(brief: Brief, proposal: Proposal, program: Problem | None = None) ->
         if not each.open({name: column[[row]] for name, column in pool.columns.items()})[0]:
             return f"closed by {each.author}: {each.reason}"
     return None
+
+
+def verified(
+    brain: Brain, brief: Brief, count: int, program: Problem | None = None
+) -> tuple[list[Proposal], list[tuple[Proposal, str]]]:
+    """Up to `count` proposals that may be tried, and those that are refused with the reasons.
+
+    One that is refused goes back once, with the reason; what comes back counts as a proposal of its own.
+    """
+    accepted, refused = list[Proposal](), list[tuple[Proposal, str]]()
+
+    def passes(proposal: Proposal) -> bool:
+        reason = refusal(brief, proposal, program)
+        if reason is None and row_of(brief.pool, proposal.plan) in {row_of(brief.pool, p.plan) for p in accepted}:
+            reason = "proposed in this round already"
+        if reason is not None:
+            refused.append((proposal, reason))
+            return False
+        accepted.append(proposal)
+        return True
+
+    for proposal in brain.propose(brief, count)[:count] if count else []:
+        if not passes(proposal) and (again := brain.revise(brief, proposal, refused[-1][1], accepted)):
+            passes(again)
+    return accepted, refused
 
 
 def fitting(pool: Pool, memory: float) -> np.ndarray:

@@ -22,7 +22,7 @@ from asap_ray.agents.analyzer import analyse
 from asap_ray.agents.brief import Brief
 from asap_ray.agents.playbook import Playbook
 from asap_ray.agents.proposal import Proposal
-from asap_ray.agents.verifier import refusal
+from asap_ray.agents.verifier import verified
 from asap_ray.config import Config
 from asap_ray.diagnosis import compare, diagnose
 from asap_ray.errors import ConfigError
@@ -199,7 +199,7 @@ def read_as(config: Config, scenario: Scenario, tier: Roofline, space: Space, da
     baseline, chips = pool.estimate(row), tier.problem.slice.devices
     brain = Playbook(cards=load_cards())
     brief = brief_of(pool, row)
-    proposals, refused = proposed(brain, brief, PROPOSALS)
+    proposals, refused = verified(brain, brief, PROPOSALS)
     mesh, diagnosis = ours(scenario.adopted, data_as), diagnose(baseline)
     free = len(PAPER_AXES) - (data_as == "data")
     return Reading(
@@ -208,7 +208,7 @@ def read_as(config: Config, scenario: Scenario, tier: Roofline, space: Space, da
         diagnosis=diagnosis,
         as_diagnosed=diagnosis.bound in scenario.bound,
         proposals=tuple(_told(brain, pool, each, mesh) for each in proposals),
-        refused=refused,
+        refused=len(refused),
         adopted=_adopted(tier, narrowed, pool, brain, brief, mesh),
         best=pool.estimate(int(np.argmin(pool.step_s))),
         factorisations=ordered_factorisations(chips, len(PAPER_AXES)),
@@ -253,22 +253,6 @@ def brief_of(pool: Pool, row: int) -> Brief:
         narrowings=(),
         closed={},
     )
-
-
-def proposed(brain: Playbook, brief: Brief, count: int) -> tuple[list[Proposal], int]:
-    """Proposals that the Verifier lets pass, and how many it refused; one that is refused goes back once."""
-    accepted: list[Proposal] = []
-    refused = 0
-    for each in brain.propose(brief, count):
-        reason = refusal(brief, each)
-        if reason is not None:
-            refused += 1
-            again = brain.revise(brief, each, reason, accepted)
-            if again is None or refusal(brief, again) is not None:
-                continue
-            each = again
-        accepted.append(each)
-    return accepted, refused
 
 
 def _narrowings(tier: Roofline, data_as: str) -> tuple[Narrowing, ...]:
