@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": ("compare", "nightly", "export", "launch", "doctor"),
-        "tiers": ("run", "command", "replay"),
+        "tiers": ("replay",),
         "agents": ("llm", "policy"),
     }
 )
@@ -39,7 +40,7 @@ LATER_KEYS = ("compare.tables", "compare.seeds")
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
-        "tiers": ("auto", "roofline", "compile"),
+        "tiers": ("auto", "roofline", "compile", "run", "command"),
         "agents": ("auto", "playbook", "none"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
         "output": ("auto", "rich", "plain", "json"),
@@ -56,7 +57,14 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "budget.trials": (0, 10_000),
         "search.proposals": (1, 100),
         "command.steps": (2, 10_000),
+        "command.workers": (1, 256),
         "compile.workers": (1, 256),
+        "run.steps": (3, 10_000),
+        "run.warmup": (1, 1000),
+        "run.confirm": (0, 100),
+        "run.best": (1, 100),
+        "run.devices": (1, 64),
+        "run.cores": (1, 1024),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
     }
@@ -71,7 +79,9 @@ COMPILING = (
     *(*BUDGETS, "ray.address"),
     *("compile.workers", "compile.cache", "compile.timeout_s", "compile.xla", "compile.trainer"),
 )
-"""Keys that only the compile tier reads."""
+"""Keys that only the compile tier reads, and some of them the run tier."""
+RUNNING = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address", "compile.xla")
+"""Those that the run tier reads too."""
 COMMANDING = tuple(f"command.{name}" for name in CommandConfig.__dataclass_fields__)
 """Keys that only a trainer of the user's own needs."""
 SHORT: Mapping[str, str] = MappingProxyType(
@@ -198,7 +208,7 @@ def check_compile(config: Config) -> None:
     if "compile" in config.tiers and config.task == "calibrate":
         raise ConfigError("tiers", "compile", "for task=tune, explain and validate; task=calibrate needs no compiler")
     _check_recompile(config)
-    for key in ("budget.minutes", "budget.chip_hours", "compile.timeout_s"):
+    for key in ("budget.minutes", "budget.chip_hours", "compile.timeout_s", "run.timeout_s", "run.seconds"):
         value = value_at(config, key)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(key, value, "a number above 0")
@@ -211,12 +221,26 @@ def check_compile(config: Config) -> None:
     for key in COMPILING:
         if (value := value_at(config, key)) == value_at(plain, key):
             continue
-        if not config.may_compile:
+        if not (config.may_compile or (config.measures and key in RUNNING)):
             raise ConfigError(key, value, "only with the compile tier: tiers=[roofline,compile]")
         if key.startswith("budget.") and config.task != "tune":
             raise ConfigError(key, value, f"for task=tune; task={config.task} compiles what it is given")
         if key.startswith("compile.") and config.task == "validate" and not config.validate.recompile:
             raise ConfigError(key, value, "only with validate.recompile=true; else the record is read")
+
+
+def check_run(config: Config) -> None:
+    """What only the run tier reads needs that tier, and a task that runs plans."""
+    trials = [name for name in ("compile", "run", "command") if name in config.tiers]
+    if config.measures and config.task != "tune":
+        raise ConfigError("tiers", trials[-1], f"for task=tune; task={config.task} runs nothing")
+    if config.measures and len(trials) > 1:
+        raise ConfigError("tiers", config.tiers, f"one that trials go through, of {', '.join(trials)}")
+    if not config.measures and config.run != Config().run:
+        given, plain = asdict(config.run), asdict(Config().run)
+        key = next(name for name in given if given[name] != plain[name])
+        if not (key in ("devices", "cores") and "local" in config.hardware.slices):
+            raise ConfigError(f"run.{key}", given[key], "only with the run tier: tiers=[roofline,run]")
 
 
 def _check_recompile(config: Config) -> None:
@@ -305,6 +329,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_tables,
     check_compile,
     check_command,
+    check_run,
     check_search,
     check_show,
     check_run_dir,

@@ -19,6 +19,8 @@ MODEL_FREE = ("validate", "calibrate", "show")
 """Tasks that need neither a model nor hardware."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
+RUNS = 12
+"""Plans that are run where the run or the command tier is asked for and no budget is given."""
 AUTO_MINUTES = 5.0
 """Minutes that a search takes where tiers is auto and no budget is given."""
 LONGEST_LABEL = 120
@@ -145,6 +147,7 @@ class CommandConfig:
     cwd: str | None = field(default=None, metadata=_help("where the trainer starts; null is a folder of each trial"))
     steps: int | None = field(default=None, metadata=_help("steps that are timed; null is as the template says"))
     timeout_s: float = field(default=900.0, metadata=_help("seconds after which a trial is given up"))
+    workers: int | None = field(default=None, metadata=_help("trainers side by side; null is one at a time"))
     args: list[str] = field(
         default_factory=list,
         metadata=_help("further words of the command; key=value takes the place of the template's word of that key"),
@@ -152,6 +155,28 @@ class CommandConfig:
     env: list[str] = field(
         default_factory=list, metadata=_help("names of variables that the trainer gets too, such as HF_TOKEN")
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """How plans are run on devices (tiers=run)."""
+
+    steps: int = field(default=10, metadata=_help("steps of a trial that are timed, after the warm-up"))
+    warmup: int = field(default=1, metadata=_help("steps before them, which are not"))
+    seconds: float = field(
+        default=5.0, metadata=_help("timed seconds after which a trial has enough, three steps at least")
+    )
+    timeout_s: float = field(default=600.0, metadata=_help("seconds after which a trial is given up"))
+    confirm: int = field(
+        default=2, metadata=_help("runs of the baseline and the best few at the end, alone and in turns; 0 is none")
+    )
+    best: int = field(default=3, metadata=_help("how many of the best are confirmed"))
+    trace: bool = field(default=True, metadata=_help("profile one more step of each trial"))
+    devices: int = field(
+        default=4,
+        metadata=_help("hardware=local without GPUs: devices that the processor stands for"),
+    )
+    cores: int = field(default=1, metadata=_help("there: cores that each trial holds alone; others run beside it"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,8 +234,10 @@ class Config:
     tiers: list[str] = field(
         default_factory=lambda: ["auto"],
         metadata=_help(
-            "where figures come from: with [roofline,compile] plans go through the chip's own compiler; auto is "
-            "roofline, and compile too where that compiler is installed"
+            "where figures come from: with [roofline,compile] plans go through the chip's own compiler, with "
+            "[roofline,run] they are trained for a few steps, with [roofline,command] by your own trainer; auto is "
+            "roofline, and compile too where that compiler is "
+            "installed"
         ),
     )
     agents: str = field(
@@ -222,6 +249,7 @@ class Config:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
+    run: RunConfig = field(default_factory=RunConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
@@ -246,20 +274,36 @@ class Config:
         return "compile" in self.tiers or ("auto" in self.tiers and self.budget != BudgetConfig())
 
     @property
+    def runs(self) -> bool:
+        """Whether plans are run on devices."""
+        return "run" in self.tiers
+
+    @property
+    def commands(self) -> bool:
+        """Whether plans are run by the user's own trainer."""
+        return "command" in self.tiers
+
+    @property
+    def measures(self) -> bool:
+        """Whether trials are timed by a clock."""
+        return self.runs or self.commands
+
+    @property
     def may_compile(self) -> bool:
         """Whether plans are compiled where that is possible: asked for, or left to `auto` in a search."""
-        return self.compiles or ("auto" in self.tiers and self.task == "tune")
+        return self.compiles or ("auto" in self.tiers and self.task == "tune" and not self.measures)
 
     @property
     def wanted(self) -> int | None:
-        """Plans that are to come out of a compiler; None where another budget says when to stop."""
-        named = "compile" in self.tiers and self.budget == BudgetConfig()
-        return COMPILED if named else self.budget.compile
+        """Plans whose trials are to come to a step time; None where another budget says when to stop."""
+        if self.budget != BudgetConfig():
+            return self.budget.compile
+        return RUNS if self.measures else COMPILED if "compile" in self.tiers else None
 
     @property
     def minutes(self) -> float | None:
         """Minutes that a search may take; None is no limit."""
-        alone = "compile" not in self.tiers and self.budget == BudgetConfig()
+        alone = "compile" not in self.tiers and not self.measures and self.budget == BudgetConfig()
         return AUTO_MINUTES if alone else self.budget.minutes
 
     @property

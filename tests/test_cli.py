@@ -66,7 +66,12 @@ MISTAKES = {
     ("task=scenario",): ("+scenario=", "asap_communication, asap_compute, asap_hbm"),
     (TINY, "task=scenario"): ("+scenario=", "asap_communication, asap_compute, asap_hbm"),
     (TINY, "tiers=rofline"): ("tiers=rofline", "auto, roofline, compile", "did you mean roofline?"),
-    (TINY, "tiers=[roofline,run]"): ("tiers=run", "not part of this version", "auto, roofline, compile"),
+    (TINY, "tiers=[roofline,run]"): ("hardware=v5p-128", "local, this machine, or with ray.address=HOST:PORT"),
+    (TINY, "tiers=[roofline,run,compile]"): ("tiers=", "one that trials go through, of compile, run"),
+    (TINY, "run.steps=20"): ("run.steps=20", "only with the run tier"),
+    (TINY, "tiers=run", "run.steps=2"): ("run.steps=2", "a whole number from 3"),
+    (TINY, "hardware=local", "tiers=run", "run.cores=1000"): ("run.cores=1000", "the cores of this machine"),
+    (TINY, "tiers=replay"): ("tiers=replay", "not part of this version"),
     (TINY, "tiers=[]"): ("tiers=[]", "at least one of: auto, roofline, compile"),
     ("task=calibrate", "tiers=compile"): ("tiers=compile", "for task=tune, explain and validate"),
     ("task=validate", "validate.recompile=true"): (
@@ -180,7 +185,10 @@ def test_a_mistake_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None
         cwd=tmp_path,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "asap-ray: tiers=rofline: did you mean roofline? allowed: auto, roofline, compile\n"
+    assert (
+        ended.stderr
+        == "asap-ray: tiers=rofline: did you mean roofline? allowed: auto, roofline, compile, run, command\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

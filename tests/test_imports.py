@@ -30,13 +30,14 @@ CHAIN = {
         "problem",
         "rules",
         "stack",
+        "step_times",
     ),
     "space": ("space", "meshes", "narrowing", "duplicates"),
     "physics": (
         *("physics", "diagnosis", "observation", "profile", "certificate"),
         *("accuracy", "comparison", "ranked", "validation"),
     ),
-    "readers": ("compiler", "trainer", "profile.xplane"),
+    "readers": ("compiler", "trainer", "training", "profile.xplane"),
     "tiers": ("tiers",),
     "executor": ("executor",),
     "search": ("search",),
@@ -73,7 +74,7 @@ IMPURE = {
 }
 # fmt: on
 ONLY_IN = {
-    "jax": ("fitting.timed_kernels", "compiler.", "trainer.", "profile.xplane", "agents.learned"),
+    "jax": ("fitting.timed_kernels", "compiler.", "trainer.", "training.", "profile.xplane", "agents.learned"),
     "jaxlib": ("compiler.", "trainer.", "profile.xplane", "agents.learned"),
     "flax": ("trainer.", "agents.learned"),
     "ray": ("executor.ray_",),

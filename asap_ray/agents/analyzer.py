@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asap_ray.agents.calibrated import step_ratios
 from asap_ray.agents.proposal import GROUPS, grouped
 from asap_ray.agents.usual import KERNELS, SHAPE, Parts, Usual
 from asap_ray.narrowing import Test
@@ -227,7 +228,7 @@ def _ratios(told: Sequence[Result], faults: Sequence[Fault]) -> np.ndarray:
     """What each part takes over its price, of all trials that tell their parts, without their faults [parts]."""
     full = [each for each in told if each.estimate and each.roofline and each.estimate.time_parts]
     if not full:
-        return np.full(len(TIME_PARTS), _whole(told))
+        return step_ratios(told)
     sick = {fault.trial for fault in faults}
     full = [each for each in full if each.candidate.number not in sick] or full
     seen = [grouped(each.estimate.time_parts) for each in full if each.estimate]

@@ -28,7 +28,7 @@ class Parts:
     @classmethod
     def of(cls, result: Result) -> Parts | None:
         """The parts of a trial; None where its estimate tells none."""
-        if result.estimate is None or result.roofline is None:
+        if result.estimate is None or result.roofline is None or not result.estimate.time_parts:
             return None
         seen, priced = grouped(result.estimate.time_parts), grouped(result.roofline.time_parts)
         return cls(result, seen, priced, TELLING * result.roofline.step_time_s)

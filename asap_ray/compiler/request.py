@@ -115,7 +115,7 @@ class Build:
 
         Where a line comes from in the sources is no part of it, nor is the compiler's own fingerprint of its input.
         """
-        return hashlib.sha256(_bare(self.text).encode()).hexdigest()[:16] if self.hlo else ""
+        return program_digest(self.text) if self.hlo else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `Build.from_dict` reads them back."""
@@ -125,6 +125,11 @@ class Build:
     def from_dict(cls, given: Mapping[str, Any]) -> Build:
         """Read what `as_dict` wrote."""
         return cls(**{**given, "hlo": packed(given["hlo"])})
+
+
+def program_digest(text: str) -> str:
+    """A short hash of a program's text, as `Build.digest`."""
+    return hashlib.sha256(_bare(text).encode()).hexdigest()[:16]
 
 
 def _bare(text: str) -> str:

@@ -53,6 +53,11 @@ def compiled_with(chip: Chip) -> str:
     return f"ours@{source_hash(TRAINER)[:8]}, {tools}"
 
 
+def trained_with() -> str:
+    """The trainer by the hash of its sources, and JAX, that a run is evidence for."""
+    return f"ours@{source_hash(TRAINER)[:8]}, jax {_version('jax') or 'missing'}"
+
+
 @lru_cache(maxsize=8)
 def source_hash(paths: Iterable[str] = (*TRAINER, *LOWERING)) -> str:
     """A hash of source files of the package, and of all in its folders; what is missing counts as empty."""

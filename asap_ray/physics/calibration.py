@@ -64,15 +64,15 @@ class Calibration:
     of the logarithm that hold 90%. `sources` says where each figure is from, or that it is assumed and why.
     """
 
-    matmul_fraction: float = _of("chip", 0.05, 1.0)
+    matmul_fraction: float = _of("chip", 0.001, 1.0)
     contraction_ramp: float = _of("chip", 0.0, 4096.0)
     narrow_fraction: float = _of("chip", 0.05, 1.0)
     four_bit_fraction: float = _of("chip", 0.05, 1.0)
-    attention_fraction: float = _of("chip", 0.02, 1.0)
-    portable_fraction: float = _of("chip", 0.02, 1.0)
+    attention_fraction: float = _of("chip", 0.0005, 1.0)
+    portable_fraction: float = _of("chip", 0.0005, 1.0)
     attention_block: float = _of("chip", 0.0, 4096.0)
-    hbm_fraction: float = _of("chip", 0.05, 1.0)
-    ici_fraction: float = _of("chip", 0.02, 1.0)
+    hbm_fraction: float = _of("chip", 0.0005, 1.0)
+    ici_fraction: float = _of("chip", 0.0005, 1.0)
     dcn_fraction: float = _of("chip", 0.02, 1.0)
     pcie_fraction: float = _of("chip", 0.02, 1.0)
     hop_latency_s: float = _of("chip", 0.0, 1e-3)

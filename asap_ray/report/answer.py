@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asap_ray.step_times import pooled
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -55,21 +57,41 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Confirmed:
+    """A plan that was run again at the end, alone and in turns with others: the median step of each run, in seconds,
+    in the order of the turns; `baseline` is what gains are held against, `spread` how far such medians are known to lie
+    apart (`step_times`)."""
+
+    plan: Plan
+    baseline: bool
+    steps_s: tuple[float, ...]
+    spread: float
+
+    @property
+    def pooled(self) -> tuple[float, tuple[float, float]]:
+        """The step that its runs come to, with the interval that holds 90%."""
+        return pooled(self.steps_s, self.spread)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Searched:
-    """What a compiler said of the best plans of one slice.
+    """What trials said of the plans of one slice; `source` is the tier that they went through.
 
     `trials` are in the order in which they were known, those with the first bundle of flags (`base`) before the others.
     `refused` counts plans that fit and that our trainer has no program for, by rule, or a program that does not fit,
     under "memory"; `stopped` says why no more
-    were compiled. `observed` is what the best plan's program shows. `rounds` is what the agents decided.
+    were compiled. `observed` is what the best plan's program shows. `rounds` is what the agents decided,
+    `confirmed` what was run again at the end.
     """
 
     base: str
     trials: tuple[Tried, ...]
+    source: str = "compile"
     refused: Mapping[str, int] = field(default_factory=dict)
     stopped: str = ""
     observed: Observation | None = None
     rounds: tuple[Round, ...] = ()
+    confirmed: tuple[Confirmed, ...] = ()
 
     @property
     def ranked(self) -> tuple[Tried, ...]:
@@ -88,10 +110,31 @@ class Searched:
 
     @property
     def best(self) -> Tried | None:
-        """The fastest of all bundles; of programs that are the same the one with the first bundle."""
+        """The fastest of all bundles; of programs that are the same the one with the first bundle. Where plans were run
+        again at the end, the fastest of those then, with its step as it was then."""
+        if self.confirmed and (found := self._confirmed_best()):
+            return found
         return min(
             self._complete(base=False), key=lambda each: (_step_of(each), each.bundle != self.base), default=None
         )
+
+    def _confirmed_best(self) -> Tried | None:
+        tried = {each.plan: found for each in self.confirmed if (found := self.of(each.plan, self.base))}
+        again = [each for each in self.confirmed if each.plan in tried]
+        best = min(again, key=lambda each: each.pooled, default=None)
+        if best is None or (estimate := tried[best.plan].finding.estimate) is None:
+            return None
+        step, interval = best.pooled
+        ratio = step / estimate.step_time_s
+        now = replace(
+            estimate,
+            step_time_s=step,
+            interval_s=interval,
+            mfu=estimate.mfu / ratio,
+            tokens_per_s=estimate.tokens_per_s / ratio,
+            time_parts={name: value * ratio for name, value in estimate.time_parts.items()},
+        )
+        return replace(tried[best.plan], finding=replace(tried[best.plan].finding, estimate=now))
 
     def of(self, plan: Plan, bundle: str) -> Tried | None:
         """What came of a plan with a bundle."""

@@ -1,4 +1,4 @@
-"""What a compiler said of the best plans, beside what the roofline had said, in words and tables."""
+"""What trials said of the best plans, beside what the roofline had said, in words and tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from asap_ray.report import sentences, units
 from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.observed import observed_facts
 from asap_ray.report.outline import Block, Grid, ranking
+from asap_ray.report.told import words_of
+from asap_ray.step_times import gain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,7 @@ STATE = ("weights", "optimizer")
 WORKING = "working memory"
 NOT_COMPILED: Mapping[str, str] = {
     "complete": "no step time",
+    "pruned": "clearly slower",
     "infeasible": "does not fit",
     "failed": "failed",
     "timeout": "out of time",
@@ -30,7 +33,7 @@ NOT_COMPILED: Mapping[str, str] = {
 
 
 def compiled_blocks(answer: Answer) -> Iterator[Block]:
-    """Everything a compiler said, slice by slice, fastest first; none where none was asked."""
+    """Everything that trials said, slice by slice, fastest first; none where there were none."""
     if len(answer.slices) > 1 and any(one.proven for one in answer.slices):
         yield ranking(answer)
     for one in answer.by_step_time:
@@ -39,18 +42,20 @@ def compiled_blocks(answer: Answer) -> Iterator[Block]:
 
 
 def slice_blocks(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[Block]:
-    """What a compiler said of the plans of one slice."""
+    """What trials said of the plans of one slice."""
+    words, where = words_of(found.source), one.slice.name
+    on = "for" if found.source == "compile" else "on"
     if found.ranked:
-        yield Block(title=f"Compiled for {one.slice.name}", grid=compiled_grid(found))
+        yield Block(title=f"{words.done.capitalize()} {on} {where}", grid=compiled_grid(found))
     if found.unfinished:
-        yield Block(title=f"Did not compile for {one.slice.name}", grid=unfinished_grid(found))
+        yield Block(title=f"{words.undone.capitalize()} {on} {where}", grid=unfinished_grid(found))
     if found.flagged:
         yield Block(title=f"Compiler flags on {one.slice.name}", grid=flags_grid(found))
+    if found.confirmed:
+        yield Block(title=f"Once more on {where}, alone and in turns", grid=confirmed_grid(found))
     seen = [*observed_facts(found.observed)] if found.observed else []
     facts = [*best_facts(answer, one, found), *seen, *closing_facts(answer, found)]
-    title = (
-        f"Best plan on {one.slice.name}, by the compiler" if found.best else f"No plan compiled for {one.slice.name}"
-    )
+    title = f"Best plan on {where}, by {words.by}" if found.best else f"No plan {words.done} {on} {where}"
     yield Block(title=title, facts=tuple(facts), strong=found.best is not None)
 
 
@@ -62,6 +67,22 @@ def compiled_grid(found: Searched) -> Grid:
         for place, each in enumerate(found.ranked, start=1)
     )
     return Grid(header=header, rows=rows, words=("plan",))
+
+
+def confirmed_grid(found: Searched) -> Grid:
+    """What was run again at the end, fastest first: only these steps are held against each other as a gain."""
+    header = ("#", "step", "likely", "gain", "likely", "runs", "plan")
+    base = next(each for each in found.confirmed if each.baseline)
+    rows = []
+    for place, each in enumerate(sorted(found.confirmed, key=lambda each: each.pooled), start=1):
+        step, (low, high) = each.pooled
+        gains = ("baseline", units.DASH)
+        if each is not base:
+            share, ends = gain(base.steps_s, each.steps_s, each.spread)
+            gains = (f"{100 * share:+.1f}%", f"{100 * ends[0]:+.1f}% to {100 * ends[1]:+.1f}%")
+        likely = f"{units.seconds(low)} to {units.seconds(high)}"
+        rows.append((str(place), units.seconds(step), likely, *gains, str(len(each.steps_s)), each.plan.line))
+    return Grid(header=header, rows=tuple(rows), words=("plan",))
 
 
 def unfinished_grid(found: Searched) -> Grid:
@@ -119,7 +140,10 @@ def best_facts(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[tu
     if one.priced is not None and one.priced.plan != now.plan:
         yield "before", before_words(one.priced, now, found)
     if answer.baseline is not None and one is answer.winner:
-        yield "baseline", f"not compiled; the roofline said {units.seconds(answer.baseline.step_time_s)}"
+        yield (
+            "baseline",
+            f"not {words_of(found.source).done}; the roofline said {units.seconds(answer.baseline.step_time_s)}",
+        )
     yield "cost", sentences.cost_line(one.slice, now)
 
 
@@ -149,7 +173,7 @@ def before_words(priced: Estimate, now: Estimate, found: Searched) -> str:
     """What became of the roofline's best plan."""
     tried = found.of(priced.plan, found.base)
     if tried is None:
-        return f"the roofline's best was not compiled: {priced.plan.line}"
+        return f"the roofline's best was not {words_of(found.source).done}: {priced.plan.line}"
     if tried.finding.estimate is None:
         return f"the roofline's best {NOT_COMPILED[tried.finding.status]}: {why(tried)}"
     slower = tried.finding.estimate.step_time_s / now.step_time_s - 1
@@ -167,7 +191,7 @@ def closing_facts(answer: Answer, found: Searched) -> Iterator[tuple[str, str]]:
     if found.trials:
         yield "took", took_words(found.trials)
     yield "stopped", found.stopped
-    yield "evidence", evidence_words(answer.stack)
+    yield "evidence", evidence_words(answer.stack, found.source)
 
 
 def refused_words(found: Searched) -> str:
@@ -184,12 +208,19 @@ def took_words(trials: Sequence[Tried]) -> str:
     """What compilations took, and how many were made before."""
     spent = [each.took_s for each in trials if each.took_s is not None]
     cached = sum(each.finding.cached for each in trials)
-    median = f"median {units.seconds(statistics.median(spent))} a compilation, " if spent else ""
-    return f"{median}{len(trials)} in all, {cached} of them from the cache"
+    source = trials[0].finding.source if trials else "compile"
+    median = f"median {units.seconds(statistics.median(spent))} a {words_of(source).trial}, " if spent else ""
+    before = "from the cache" if source == "compile" else "made before"
+    return f"{median}{len(trials)} in all, {cached} of them {before}"
 
 
-def evidence_words(stack: str) -> str:
-    """What a compilation of our trainer's program says of a stack, and what it does not."""
+def evidence_words(stack: str, source: str = "compile") -> str:
+    """What trials say of a stack, and what they do not."""
+    if source == "command":
+        return f"the clock's, of {stack} itself"
+    if source == "run":
+        timed = "the clock's, for asap_ray's own trainer: intervals count how far processes lie apart"
+        return timed if stack == "ours" else f"{timed}. No evidence for {stack}'s own kernels and sharding"
     ours = "memory and operations are the compiler's own for asap_ray's trainer; times are its estimate, no chip ran"
     if stack == "ours":
         return ours

@@ -1,4 +1,4 @@
-"""What happens while plans compile: a line for each that ended, and on a terminal what compiles now, and how long."""
+"""What happens while plans are tried: a line for each that ended, and on a terminal what runs now, and how long."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ class Live:
     """Shows trials: `lines` takes a line for each that ended, `bar` what runs (None where no bar is shown)."""
 
     def __init__(self, lines: TextIO, wanted: int | None, base: str, bar: Progress | None = None) -> None:
-        """Show trials until `wanted` have compiled; those with another bundle of flags than `base` are named by it."""
+        """Show trials until `wanted` have a step time; a bundle of flags other than `base` is named."""
         self._lines, self._wanted, self._base, self._bar = lines, wanted, base, bar
         self._running: dict[tuple[str, str, str], TaskID] = {}
-        self._compiled, self._best_s = 0, float("inf")
+        self._done, self._best_s = 0, float("inf")
         self._whole = bar.add_task(self._summary(), total=wanted) if bar else None
 
     def started(self, where: str, bundle: str, estimate: Estimate) -> None:
-        """A plan begins to compile."""
+        """A trial begins."""
         if self._bar:
             flags = "" if bundle == self._base else f" ({bundle})"
             words = printable(f"  {where}{flags} {estimate.plan.line}")
             self._running[where, bundle, estimate.plan.line] = self._bar.add_task(words, total=None)
 
     def ended(self, tried: Tried) -> None:
-        """A compilation ended."""
+        """A trial ended."""
         found = tried.finding
         if found.estimate:
-            self._compiled += tried.bundle == self._base
+            self._done += tried.bundle == self._base
             self._best_s = min(self._best_s, found.estimate.step_time_s)
         self._print(self._line(tried))
         if self._bar and self._whole is not None:
             if (task := self._running.pop((tried.where, tried.bundle, found.plan.line), None)) is not None:
                 self._bar.remove_task(task)
-            self._bar.update(self._whole, completed=self._compiled, description=self._summary())
+            self._bar.update(self._whole, completed=self._done, description=self._summary())
 
     def told(self, where: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Something was decided or found: what a reader should know of it has a line."""
@@ -80,9 +80,9 @@ class Live:
         return f"{head}step {step}, {memory}, best so far {units.seconds(self._best_s)}; {found.plan.line}"
 
     def _summary(self) -> str:
-        best = f", best so far {units.seconds(self._best_s)}" if self._compiled else ""
+        best = f", best so far {units.seconds(self._best_s)}" if self._done else ""
         of = f" of {self._wanted}" if self._wanted else ""
-        return f"compiled {self._compiled}{of}{best}"
+        return f"tried {self._done}{of}{best}"
 
     def _print(self, line: str) -> None:
         text = printable(line)
@@ -96,13 +96,13 @@ class Live:
 
 @contextmanager
 def live(lines: TextIO, moving: TextIO, wanted: int | None, base: str) -> Iterator[Live]:
-    """Show compilations while they run.
+    """Show trials while they run.
 
     Args:
         lines: where a line for each outcome goes.
         moving: where what runs is shown, if it is a terminal that takes escape codes; nothing of it is left behind.
-        wanted: how many plans are to compile; None where another budget says when to stop.
-        base: the bundle of flags with which they all compile.
+        wanted: how many plans are to come to a step time; None where another budget says when to stop.
+        base: the bundle of flags that they all have.
     """
     if not takes_escapes(moving):
         yield Live(lines, wanted, base)

@@ -193,7 +193,7 @@ def closing(answer: Answer) -> Block:
     if not any(answer.trials.values()):
         facts.append(("note", sentences.NO_TRIAL))
     elif any(one.proven for one in answer.slices):
-        facts.append(("note", sentences.COMPILED_ONLY))
+        facts.append(("note", sentences.note(answer.slices)))
     return Block(facts=tuple(facts))
 
 

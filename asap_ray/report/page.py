@@ -46,7 +46,7 @@ def page(answer: Answer) -> str:
         title=f"{answer.model} on {', '.join(one.slice.name for one in slices)}",
         model=answer.model,
         workload=sentences.workload_line(answer.workload),
-        note=sentences.COMPILED_ONLY if any(one.proven for one in slices) else sentences.NO_TRIAL,
+        note=sentences.note(slices),
         ranking=ranking(answer).grid if len(answer.slices) > 1 else None,
         sections=[section(answer, one, str(i), figures.keys()) for i, one in enumerate(slices)],
         provenance=provenance(answer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asap_ray.plan import AXES, KNOBS, Plan
@@ -35,6 +35,20 @@ COMPILED_ONLY = (
     "No chip has run these plans: memory and operations are a compiler's for asap_ray's own trainer, and step times "
     "are its estimate. Confirm the best few before relying on them."
 )
+
+
+MEASURED = (
+    "Steps were timed on the devices named, with asap_ray's own trainer; for another trainer they are a guess until it "
+    "is run itself (tiers=[roofline,command])."
+)
+COMMANDED = "Steps are those that the trainer itself wrote into its log."
+NOTES: Mapping[str, str] = {"compile": COMPILED_ONLY, "run": MEASURED, "command": COMMANDED}
+"""What figures are worth, by the tier that they are from."""
+
+
+def note(slices: Sequence[SliceAnswer]) -> str:
+    """What the figures of an answer are worth."""
+    return next((NOTES[one.searched.source] for one in slices if one.searched and one.proven), NO_TRIAL)
 
 
 def workload_line(workload: Workload) -> str:

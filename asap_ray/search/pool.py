@@ -9,7 +9,7 @@ plan can be lifted again.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,6 +80,17 @@ class Pool:
         code = int(self.columns[name][row])
         names = coding(self.problem).get(name)
         return names[code] if names else code
+
+    def only(self, rows: np.ndarray, **refused: int) -> Pool:
+        """The pool of some of its rows [plans], ascending, with what else is to be counted as refused."""
+        return replace(
+            self,
+            columns={name: column[rows] for name, column in self.columns.items()},
+            **{name: getattr(self, name)[rows] for name in ("step_s", "low_s", "floor_s", "hbm_bytes", "parts")},
+            plan=lambda row: self.plan(int(rows[row])),
+            estimate=lambda row: self.estimate(int(rows[row])),
+            refused={**self.refused, **{name: count for name, count in refused.items() if count}},
+        )
 
     def values(self, name: str) -> list[int | str]:
         """What one column takes among all plans, ascending by its codes."""

@@ -32,7 +32,8 @@ from asap_ray.report.calibration import CalibrationAnswer, calibration_fields, o
 from asap_ray.report.files import write_whole
 from asap_ray.report.progress import progress
 from asap_ray.settings import load_group, setting_files
-from asap_ray.tasks.here import LOCAL, calibrate_here
+from asap_ray.tasks.here import calibrate_here
+from asap_ray.tasks.machine import LOCAL
 from asap_ray.tasks.predictions import Mapped, load_mapper, map_rows
 from asap_ray.tasks.running import begin, command_line, tell, versions, write_files
 from asap_ray.tasks.validate import carried_tables

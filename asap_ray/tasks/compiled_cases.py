@@ -28,8 +28,9 @@ from asap_ray.report.progress import progress
 from asap_ray.settings import data_dir, load_group, read_settings
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tasks.bundles import load_bundles
-from asap_ray.tasks.compiling import OURS, compile_options, in_our_trainer, workers
+from asap_ray.tasks.compiling import compile_options, workers
 from asap_ray.tasks.setting import load_chips
+from asap_ray.tasks.trial_tiers import OURS, in_our_trainer
 from asap_ray.tiers.compile import Compile
 from asap_ray.tiers.protocol import Job
 from asap_ray.tiers.recorded import Key, Recorded, recorded
@@ -111,7 +112,7 @@ def cases(config: Config, runs: Mapping[str, MeasuredRow]) -> list[Case]:
         if name not in runs:
             raise AsapError(f"{record_dir() / 'plans.yaml'}: no table has a run {name} that can be priced")
         run = runs[name]
-        problem = in_our_trainer(run.problem, ours)
+        problem = in_our_trainer(run.problem, ours, "compile")
         constants = calibration_of(problem.slice.chip, OURS, calibrations)
         xla = tuple(source_of(listed, run.source).get("xla") or ("default",))
         found.append(Case(model=run.model, problem=problem, calibration=constants, plan=run.plan, run=run, xla=xla))

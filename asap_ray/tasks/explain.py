@@ -41,7 +41,7 @@ from asap_ray.tiers.neighbours import neighbours
 from asap_ray.tiers.roofline import Roofline
 
 if TYPE_CHECKING:
-    from asap_ray.tasks.compiling import Compilers
+    from asap_ray.tasks.trial_tiers import TrialTiers
 
 
 def run(config: Config) -> int:
@@ -85,7 +85,7 @@ def run(config: Config) -> int:
     return 0
 
 
-def _compilers(config: Config, setting: Setting) -> Compilers | None:
+def _compilers(config: Config, setting: Setting) -> TrialTiers | None:
     if not config.compiles:
         return None
     from asap_ray.tasks.compiling import compilers  # compilers are looked up only where one is asked for
@@ -94,10 +94,11 @@ def _compilers(config: Config, setting: Setting) -> Compilers | None:
 
 
 def _compiled(
-    config: Config, compiling: Compilers, told: Explanation, ledger: Ledger, stream: TextIO, started: float
+    config: Config, compiling: TrialTiers, told: Explanation, ledger: Ledger, stream: TextIO, started: float
 ) -> Explanation:
     """The explanation with what a compiler says of the plan, and what its program shows."""
-    from asap_ray.tasks.compiling import compile_one, observed, without_profile
+    from asap_ray.tasks.compiling import compile_one
+    from asap_ray.tasks.trial_tiers import observed, without_profile
 
     with live(stream, sys.stderr, 1, compiling.base) as shown:
         tried = compile_one(config, compiling, told.slice.name, told.estimate, Recorder(ledger, shown))

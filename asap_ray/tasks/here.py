@@ -16,10 +16,9 @@ from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.summary import finite
 from asap_ray.settings import load_group, read_settings, setting_files
+from asap_ray.tasks.machine import LOCAL
 from asap_ray.tasks.running import begin, tell, write_files
 from asap_ray.tasks.setting import load_chips
-
-LOCAL = "local"
 
 
 def calibrate_here(config: Config) -> int:

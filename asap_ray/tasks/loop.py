@@ -13,14 +13,15 @@ from typing import Any, Protocol
 
 from asap_ray.diagnosis import diagnose, diagnose_observed
 from asap_ray.report.answer import Tried
+from asap_ray.report.told import words_of
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result, Searcher, best_of
 from asap_ray.tasks.trials import Clock, Trials, Wanted
 
 ATTEMPTS = 3
-"""Trials for each plan that is wanted, at most: a slice where nothing compiles must not take the night."""
+"""Trials for each plan that is wanted, at most: a slice where nothing works must not take the night."""
 FAILURES = 3
-"""Failures and timeouts, with nothing complete, after which the compiler or our program is at fault."""
+"""Failures and timeouts, with nothing complete, after which the tier or our program is at fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +156,7 @@ class Loop:
 
     def _plans(self) -> str:
         done = self.ended["complete"]
-        return f"{done} plan{'' if done == 1 else 's'} compiled"
+        return f"{done} plan{'' if done == 1 else 's'} {words_of(self.trials.tier.name).done}"
 
     def _count_words(self) -> str:
         ended = self.ended
@@ -169,7 +170,7 @@ def result_of(candidate: Candidate, tried: Tried) -> Result:
     """What a searcher is told of a trial."""
     found, seen = tried.finding, tried.observed
     estimate = found.estimate
-    diagnosis = diagnose_observed(seen) if seen else diagnose(estimate) if estimate else None
+    diagnosis = diagnose_observed(seen) if seen else diagnose(estimate) if estimate and estimate.time_parts else None
     return Result(
         candidate=candidate,
         # A program that is made but cannot be read has a size and no time.

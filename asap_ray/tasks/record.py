@@ -23,7 +23,7 @@ from asap_ray.narrowing import Narrowing
 from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
-from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
+from asap_ray.report.answer import Answer, Confirmed, Searched, SliceAnswer, Tried
 from asap_ray.tasks.rounds import rounds_of
 from asap_ray.tiers.finding import Finding
 from asap_ray.workload import Workload
@@ -113,7 +113,9 @@ def searched(ledger: Ledger, found: SliceAnswer) -> None:
     """All compilations of a slice are done: why there are no more, and what the best plan's program shows."""
     if told := found.searched:
         observed = asdict(told.observed) if told.observed else None
-        fields = {"base": told.base, "refused": dict(told.refused), "stopped": told.stopped, "observed": observed}
+        fields = {"base": told.base, "source": told.source, "refused": dict(told.refused), "stopped": told.stopped}
+        confirmed = [{**asdict(each), "plan": each.plan.line} for each in told.confirmed]
+        fields |= {"observed": observed, "confirmed": confirmed}
         ledger.append("searched", {"slice": found.slice.name, **fields})
 
 
@@ -175,7 +177,8 @@ def _searches(run: Sequence[Mapping[str, Any]]) -> dict[str, Searched]:
         if event["kind"] == "round":  # goes on, as long as no event says that all is done
             found.setdefault(event["slice"], {})
         elif event["kind"] in ("tried", "trial"):  # the first is with the bundle of all
-            found[event["slice"]] = {"base": event["bundle"], **found.get(event["slice"], {})}
+            begun = {"base": event["bundle"]}
+            found[event["slice"]] = {**begun, **found.get(event["slice"], {})}
         elif event["kind"] == "searched":
             found[event["slice"]] = event
     return {where: _read_searched(where, event, run, trials) for where, event in found.items()}
@@ -229,8 +232,18 @@ def _read_searched(
 ) -> Searched:
     here = tuple(sorted((each for each in trials if each.where == where), key=lambda each: each.number))
     observed = read_observation(event["observed"]) if event.get("observed") else None
-    given = {name: event[name] for name in ("base", "refused", "stopped") if name in event}
-    return Searched(**{"base": "", **given}, trials=here, observed=observed, rounds=rounds_of(run, where))
+    given = {name: event[name] for name in ("base", "source", "refused", "stopped") if name in event}
+    source = next((each.finding.source for each in here), "compile")
+    return Searched(
+        **{"base": "", "source": source, **given},
+        trials=here,
+        observed=observed,
+        rounds=rounds_of(run, where),
+        confirmed=tuple(
+            Confirmed(**{**each, "plan": Plan.parse(each["plan"]), "steps_s": tuple(each["steps_s"])})
+            for each in event.get("confirmed", ())
+        ),
+    )
 
 
 def _slice_answer(

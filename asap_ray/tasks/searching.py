@@ -13,23 +13,27 @@ from asap_ray.certificate import ROUNDING, TIGHTEN, Bound, Certificate, Figure, 
 from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
 from asap_ray.knowledge import load_cards
+from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, KNOBS
-from asap_ray.report.answer import Searched, SliceAnswer, Tried
+from asap_ray.report.answer import Confirmed, Searched, SliceAnswer, Tried
+from asap_ray.report.told import words_of
 from asap_ray.search.blackbox import black_box
 from asap_ray.search.pool import Pool, pool_of_space
 from asap_ray.search.protocol import Candidate, Searcher, best_of
 from asap_ray.search.study import Study
 from asap_ray.space import Space
-from asap_ray.tasks.compiling import Compilers, read_trial
+from asap_ray.tasks.confirming import Confirming, Turns, to_confirm
 from asap_ray.tasks.loop import Budget, Loop
 from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.setting import Setting
+from asap_ray.tasks.trial_tiers import TrialTiers, read_trial
 from asap_ray.tasks.trials import Clock, Key, Trials, Wanted
 from asap_ray.tiers.roofline import Roofline
+from asap_ray.tiers.run import Run
 
 FLAGGED = 2
-"""Plans that are compiled with each further bundle of flags."""
+"""Plans that are tried with each further bundle of flags."""
 MEASURED_STEPS = 20
 """Steps of a short measured run, for what a trial on chips would cost."""
 
@@ -40,10 +44,12 @@ class Search:
 
     config: Config
     setting: Setting
-    compiling: Compilers
+    tiers: TrialTiers
     executor: Executor
     recorder: Recorder
     before: Mapping[Key, Tried] = field(default_factory=dict)
+    turns: Turns = field(default_factory=dict)
+    baseline: Estimate | None = None
     clock: Clock = field(default_factory=Clock)
     agents: dict[str, object] = field(
         default_factory=lambda: {"brain": "none", "rounds": 0, "proposals": 0, "refused": 0}
@@ -63,16 +69,16 @@ class Search:
     def _slice(self, answer: SliceAnswer, budget: Budget) -> SliceAnswer:
         where = answer.slice.name
         place = next(i for i, each in enumerate(self.setting.slices) if each.name == where)
-        pool = pool_for(self.setting.tiers[place], self.setting.spaces[place], self.compiling, where)
+        pool = pool_for(self.setting.tiers[place], self.setting.spaces[place], self.tiers, where)
         if not len(pool):
-            stopped = "0 plans compiled: asap_ray's own trainer has no program that fits for any plan that fits"
-            told = Searched(base=self.compiling.base, trials=(), refused=pool.refused, stopped=stopped)
+            why = "asap_ray's own trainer has no program that fits for any plan that fits"
+            told = self._told(pool, (), f"0 plans {words_of(self.tiers.name).done}: {why}")
             return replace(answer, searched=told)
-        searcher = searcher_of(self.config, pool, self.compiling, where)
-        bundles = [each.name for each in self.compiling.bundles]
+        searcher = searcher_of(self.config, pool, self.tiers, where)
+        bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         self.recorder.say(start_words(where, pool, searcher, self.config))
-        trials = self._trials(where, self.compiling.base)
+        trials = self._trials(where, self.tiers.base)
         loop = Loop(
             where=where,
             pool=pool,
@@ -90,29 +96,60 @@ class Search:
             stopped = loop.run()
         self._count(searcher, loop)
         found = [*loop.tried, *self._flagged(where, loop.tried)]
-        told = Searched(base=self.compiling.base, trials=tuple(found), refused=pool.refused, stopped=stopped)
+        told = self._told(pool, found, stopped)
+        told = replace(told, confirmed=self._confirmed(where, told))
         told = replace(told, observed=told.best.observed if told.best else None)
         certificate = certificate_after(pool, loop) or answer.certificate
         return replace(answer, searched=told, certificate=certificate)
 
+    def _told(self, pool: Pool, found: Sequence[Tried], stopped: str) -> Searched:
+        return Searched(
+            base=self.tiers.base,
+            source=self.tiers.name,
+            trials=tuple(found),
+            refused=pool.refused,
+            stopped=stopped,
+        )
+
     def _trials(self, where: str, bundle: str) -> Trials:
+        tier = self.tiers.tiers[where, bundle]
+        if isinstance(tier, Run):  # it holds runs against what was measured before
+            for each in self.before.values():
+                if (each.where, each.bundle, each.finding.evidence) == (where, bundle, tier.evidence):
+                    tier.learn(each.finding)
         return Trials(
             where=where,
             bundle=bundle,
-            tier=self.compiling.tiers[where, bundle],
+            tier=self.tiers.tiers[where, bundle],
             executor=self.executor,
             clock=self.clock,
             watcher=self.recorder,
-            read=lambda tried: read_trial(self.compiling, tried),
+            read=lambda tried: read_trial(self.tiers, tried),
             before=self.before,
         )
 
+    def _confirmed(self, where: str, told: Searched) -> tuple[Confirmed, ...]:
+        """The baseline and the best few once more, where trials are measured."""
+        tier, run = self.tiers.tiers[where, self.tiers.base], self.config.run
+        wanted = to_confirm(told, self.baseline, run.best)
+        if not isinstance(tier, Run) or not run.confirm or len(wanted) < 2:
+            return ()
+        confirming = Confirming(
+            where=where,
+            tier=tier,
+            executor=self.executor,
+            recorder=self.recorder,
+            clock=self.clock,
+            turns=run.confirm,
+        )
+        return confirming.run(wanted, self.turns)
+
     def _flagged(self, where: str, tried: Sequence[Tried]) -> list[Tried]:
         """The best few once more with each further bundle of flags."""
-        best = Searched(base=self.compiling.base, trials=tuple(tried)).ranked[:FLAGGED]
+        best = Searched(base=self.tiers.base, source=self.tiers.name, trials=tuple(tried)).ranked[:FLAGGED]
         found: list[Tried] = []
         number = len(tried)
-        for bundle in self.compiling.bundles[1:]:
+        for bundle in self.tiers.bundles[1:]:
             wanted = [Wanted(number=number + i, author="flags", roofline=each.roofline) for i, each in enumerate(best)]
             found += self._trials(where, bundle.name).run(wanted)
             number += len(wanted)
@@ -138,13 +175,17 @@ class Search:
         told.update(proposals=int(str(told["proposals"])) + proposals, refused=int(str(told["refused"])) + refused)
 
 
-def pool_for(tier: Roofline, space: Space, compiling: Compilers, where: str) -> Pool:
+def pool_for(tier: Roofline, space: Space, tiers: TrialTiers, where: str) -> Pool:
     """The plans of a slice that may be tried."""
-    pricer, tried = Pricer(tier.problem, tier.calibration), compiling.tiers[where, compiling.base]
-    return pool_of_space(space, pricer, tier.fitting(space), Pricer(tried.problem, tried.calibration))
+    pricer, tried = Pricer(tier.problem, tier.calibration), tiers.tiers[where, tiers.base]
+    pool = pool_of_space(space, pricer, tier.fitting(space), Pricer(tried.problem, tried.calibration))
+    if not tiers.speaks:
+        return pool
+    rows = [row for row in range(len(pool)) if tiers.unspoken(where, pool.plan(row)) is None]
+    return pool.only(np.array(rows, np.int64), words=len(pool) - len(rows))
 
 
-def searcher_of(config: Config, pool: Pool, compiling: Compilers, where: str) -> Searcher:
+def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str) -> Searcher:
     """The agents, or a black-box search alone.
 
     Raises:
@@ -159,7 +200,7 @@ def searcher_of(config: Config, pool: Pool, compiling: Compilers, where: str) ->
         brain=Playbook(cards=load_cards()),
         study=Study(pool, sampler, config.seed),
         rules=Rules(share=config.search.share, gap=config.search.gap),
-        program=compiling.problems[where],
+        program=tiers.problems[where],
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.chip import Chip, chip_from_mapping
-from asap_ray.config import Config
+from asap_ray.config import MODEL_FREE, Config
 from asap_ray.errors import ConfigError
 from asap_ray.hardware import Slice, parse_slice
 from asap_ray.interchange.exchange import Foreign
@@ -21,6 +21,7 @@ from asap_ray.settings import load_group
 from asap_ray.space import Space
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tasks.baseline import check_model, check_shape, foreign_baseline, model_of
+from asap_ray.tasks.machine import LOCAL, chip_here
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.workload import DTYPE_BYTES, Workload, train_shape_from_mapping
 
@@ -93,6 +94,8 @@ def load_chips(config: Config) -> dict[str, Chip]:
                     f"hardware.{file}", spelling, f"allowed: a name and aliases of its own; {owner} {what}"
                 )
         chips[chip.name] = chip
+    if LOCAL in config.hardware.slices and LOCAL not in chips and config.task not in MODEL_FREE:
+        chips[LOCAL] = chip_here(chips, config.run.devices, config.run.cores)
     return chips
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from asap_ray.executor.protocol import Executor
+from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.problem import Problem
 from asap_ray.report.answer import Tried
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
@@ -24,6 +26,21 @@ Key = tuple[str, str, str, str]
 
 class TrialTier(Protocol):
     """A tier whose trials an executor runs, as far as it is needed here."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem as the trainer sees it that is tried."""
+        ...
+
+    @property
+    def calibration(self) -> Calibration:
+        """The constants that the roofline has for it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What its figures name as their source."""
+        ...
 
     @property
     def evidence(self) -> str:

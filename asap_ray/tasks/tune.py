@@ -45,7 +45,7 @@ from asap_ray.tasks.written import baseline_of
 from asap_ray.tiers.roofline import Roofline, Sweep
 
 if TYPE_CHECKING:
-    from asap_ray.tasks.compiling import Compilers
+    from asap_ray.tasks.trial_tiers import TrialTiers
 
 STOP_REASON = "exact: the roofline priced every legal plan"
 
@@ -60,7 +60,7 @@ def run(config: Config) -> int:
     if config.plan is not None:
         raise ConfigError("plan", config.plan, "for task=explain only; task=tune is pinned by space.fix")
     setting = load(config)
-    compiling = _compilers(config, setting)
+    trying = _trial_tiers(config, setting)
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
     # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
@@ -69,28 +69,34 @@ def run(config: Config) -> int:
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
-    before = _finished(config, setting, ledger) if compiling is not None else []
+    before = _finished(config, setting, ledger) if trying is not None else []
     slices = _swept(config, setting, baseline, ledger)
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     tell_baseline(setting.foreign, baseline, ledger, output, stream)
     answer = exact_answer(config, setting, slices, baseline, started)
-    if compiling is not None:
+    if trying is not None:
         show_priced(answer, output, stream)
-        answer = _searched(config, setting, compiling, answer, ledger, before, stream, started)
+        answer = _searched(config, setting, trying, answer, ledger, before, stream, started)
     write_files(config, lambda: write_report(answer, config.run_path))
     plans = write_files(config, lambda: write_plans(config, setting, answer))
     record.answered(ledger, answer)
-    if compiling is not None:
+    if trying is not None:
         write_files(config, lambda: write_derived(list(ledger.events()), config.run_path))
-    show(
-        answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=compiling is not None
-    )
+    show(answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=trying is not None)
     tell_plans(plans, output, stream)
     return 0
 
 
-def _compilers(config: Config, setting: Setting) -> Compilers | None:
+def _trial_tiers(config: Config, setting: Setting) -> TrialTiers | None:
+    """The tier that trials go through, None where the roofline's answer is all that is asked for or can be had."""
+    if config.measures:
+        from asap_ray.search.study import check_sampler
+        from asap_ray.tasks.measuring import commands, runners
+
+        found = runners(config, setting) if config.runs else commands(config, setting)
+        check_sampler(config.search.method)
+        return found
     if not config.may_compile:
         return None
     from asap_ray.executor.ray_start import cluster_of
@@ -119,7 +125,7 @@ def _finished(config: Config, setting: Setting, ledger: Ledger) -> list[Tried]:
 def _searched(
     config: Config,
     setting: Setting,
-    compiling: Compilers,
+    trying: TrialTiers,
     answer: Answer,
     ledger: Ledger,
     before: Sequence[Tried],
@@ -128,17 +134,23 @@ def _searched(
 ) -> Answer:
     """The answer with what trials say; those `before`, which earlier runs have finished, are not run again."""
     from asap_ray.tasks.compiling import executor_of
+    from asap_ray.tasks.confirming import finished_turns
     from asap_ray.tasks.searching import Search
     from asap_ray.tasks.trials import key_of
 
-    with live(stream, sys.stderr, config.wanted, compiling.base) as shown, executor_of(config) as executor:
+    with (
+        live(stream, sys.stderr, config.wanted, trying.base) as shown,
+        executor_of(config, trying.workers) as executor,
+    ):
         search = Search(
             config=config,
             setting=setting,
-            compiling=compiling,
+            tiers=trying,
             executor=executor,
             recorder=Recorder(ledger, shown),
             before={key_of(each): each for each in before},
+            turns=finished_turns(list(ledger.events()), before),
+            baseline=answer.baseline,
         )
         slices = tuple(_with_rounds(each, ledger) for each in search.run(answer.slices))
     for each in slices:

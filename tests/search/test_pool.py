@@ -16,7 +16,7 @@ from asap_ray.rules import broken
 from asap_ray.search.pool import Pool, pool_of_estimates, pool_of_space
 from asap_ray.settings import load_group
 from asap_ray.space import Space
-from asap_ray.tasks.compiling import in_our_trainer
+from asap_ray.tasks.trial_tiers import in_our_trainer
 from asap_ray.tiers.roofline import Roofline
 from tests.problems import STACKS, all_plans, make_problem
 
@@ -64,7 +64,7 @@ def test_columns_are_those_of_the_plans_and_figures_those_of_the_roofline() -> N
 
 def test_plans_without_a_program_are_left_out_and_counted_by_rule() -> None:
     tier = tier_of("h100x8", "megatron")
-    program = in_our_trainer(tier.problem, STACKS["ours"])
+    program = in_our_trainer(tier.problem, STACKS["ours"], "compile")
     whole, pool = pool_of(tier), pool_of(tier, program=Pricer(program, tier.calibration))
     possible = [row for row in range(len(whole)) if broken(program, whole.plan(row)) is None]
     assert [whole.plan(row) for row in possible] == [pool.plan(row) for row in range(len(pool))]
@@ -74,7 +74,7 @@ def test_plans_without_a_program_are_left_out_and_counted_by_rule() -> None:
 def test_plans_that_the_trainer_would_not_hold_are_left_out_and_counted_under_memory() -> None:
     tier = tier_of("v5e-4", "maxtext", model="gemma_2b", batch=32, seq_len=2048)
     known = calibrations_from_mappings(load_group("calibration"))
-    ours = in_our_trainer(tier.problem, STACKS["ours"])
+    ours = in_our_trainer(tier.problem, STACKS["ours"], "compile")
     trainer = Roofline(problem=ours, calibration=calibration_of(ours.slice.chip, "ours", known))
     space = Space(problem=tier.problem)
     space = space.narrowed(*fixed(tier.problem, {"context": 1, "micro_batch": 1}, "test", "space.fix"))

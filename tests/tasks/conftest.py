@@ -29,7 +29,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> type[Pretend]:
     """A compile tier and an executor that compile nothing."""
     monkeypatch.setattr(local, "stream", at_once)
     here = local.Local(workers=2)
-    monkeypatch.setattr(compiling, "executor_of", lambda config: contextlib.nullcontext(here))
+    monkeypatch.setattr(compiling, "executor_of", lambda config, workers: contextlib.nullcontext(here))
     fresh = type("Fresh", (Pretend,), {"cache": {}, "compiled": []})
     monkeypatch.setattr(compiling, "Compile", fresh)
     # Constants of the stack that tests name, so that what the compiler says is a known multiple of the roofline.

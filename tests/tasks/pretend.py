@@ -36,6 +36,7 @@ class Pretend:
     cache: ClassVar[dict[Any, Finding]] = {}
     lacking: ClassVar[str] = ""
     compiled: ClassVar[list[str]] = []
+    name: str = "compile"
 
     @property
     def missing(self) -> str:

@@ -32,6 +32,6 @@ def run() -> None:
     """Run what the command line says: through Ray, or with `local` as its first word in processes of this one."""
     compiling.Compile = Slow  # type: ignore[misc]
     if sys.argv[1] == "local":
-        compiling.executor_of = lambda config: contextlib.nullcontext(Local(workers=2))  # type: ignore[assignment]
+        compiling.executor_of = lambda config, workers: contextlib.nullcontext(Local(workers=2))  # type: ignore[assignment]
     del sys.argv[1]
     sys.exit(main())

@@ -46,7 +46,7 @@ def test_which_trial_is_faster_to_run_changes_nothing_but_the_order_in_which_the
     told = []
     for workers, first in ((1, True), (2, True), (3, False)):
         monkeypatch.setattr(local, "stream", partial(at_once, first=first))
-        monkeypatch.setattr(compiling, "executor_of", lambda config, n=workers: nullcontext(local.Local(workers=n)))
+        monkeypatch.setattr(compiling, "executor_of", lambda _, __, n=workers: nullcontext(local.Local(workers=n)))
         pretend.cache.clear()
         answer(command(*LOOP, f"run_dir={workers}"))
         found = events(str(workers))

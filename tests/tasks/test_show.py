@@ -75,7 +75,7 @@ def cut_after(kind: str, nth: int, torn: str = "") -> None:
 
 def test_a_finished_run_is_told_from_its_events(command, searched: dict[str, Any]) -> None:
     for path in Path("run").iterdir():
-        if path.name != "events.jsonl":
+        if path.is_file() and path.name != "events.jsonl":
             path.unlink()
     told = shown(command)
     assert (told["state"], told["runs"], told["model"], told["seed"]) == ("finished", 1, "tiny", 0)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.problem import Problem
 from asap_ray.report.answer import Tried
 from asap_ray.search.blackbox import InOrder, by_roofline
 from asap_ray.search.pool import Pool
@@ -34,6 +36,15 @@ class Scripted:
     asked: list[str] = field(default_factory=list)
     evidence: str = "ours@1"
     estimate: Estimate | None = None
+    name: str = "compile"
+
+    @property
+    def problem(self) -> Problem:
+        raise NotImplementedError
+
+    @property
+    def calibration(self) -> Calibration:
+        raise NotImplementedError
 
     def known(self, plan: Plan) -> Finding | None:
         return replace(self._made(plan, "complete"), cached=True) if plan.line in self.cached else None
