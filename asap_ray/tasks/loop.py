@@ -64,6 +64,7 @@ class Loop:
     tried: list[Tried] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     rounds: int = 0
+    numbers: int = 0
 
     def run(self) -> str:
         """Search; returns why nothing more is tried."""
@@ -76,7 +77,11 @@ class Loop:
             # A budget may end a round early; what the round is does not hang on it, so that more budget goes on there.
             room = self._room()
             now, asked = asked[:room], asked[room:]
-            self._take(now, self.trials.run([self._wanted(each) for each in now]))
+            found = self.trials.run([self._wanted(each) for each in now])
+            self._take(now, found)
+            if now and not found and not self.clock.over:
+                reason = "too little time is left for another trial"
+                break
             self._pass_on()
         words = f"{self._plans()}{self._count_words()}: {reason}"
         self.listener.told(self.where, "stop", {"reason": reason, "rounds": self.rounds, "trials": dict(self.ended)})
@@ -98,6 +103,7 @@ class Loop:
         candidates = self.searcher.ask(self.width)
         if candidates:
             self.rounds += 1
+            self.numbers = max(each.number for each in candidates) + 1
             self.listener.stands(self.where, self.rounds, self._best_s, self._gap, self.clock.left_s)
         self._pass_on()
         return candidates

@@ -95,7 +95,7 @@ class Search:
         else:
             stopped = loop.run()
         self._count(searcher, loop)
-        found = [*loop.tried, *self._flagged(where, loop.tried)]
+        found = [*loop.tried, *self._flagged(where, loop)]
         told = self._told(pool, found, stopped)
         told = replace(told, confirmed=self._confirmed(where, told))
         told = replace(told, observed=told.best.observed if told.best else None)
@@ -144,11 +144,11 @@ class Search:
         )
         return confirming.run(wanted, self.turns)
 
-    def _flagged(self, where: str, tried: Sequence[Tried]) -> list[Tried]:
+    def _flagged(self, where: str, loop: Loop) -> list[Tried]:
         """The best few once more with each further bundle of flags."""
-        best = Searched(base=self.tiers.base, source=self.tiers.name, trials=tuple(tried)).ranked[:FLAGGED]
+        best = Searched(base=self.tiers.base, source=self.tiers.name, trials=tuple(loop.tried)).ranked[:FLAGGED]
         found: list[Tried] = []
-        number = len(tried)
+        number = loop.numbers  # a budget may leave the last of a round untried: their numbers are taken
         for bundle in self.tiers.bundles[1:]:
             wanted = [Wanted(number=number + i, author="flags", roofline=each.roofline) for i, each in enumerate(best)]
             found += self._trials(where, bundle.name).run(wanted)

@@ -6,6 +6,8 @@ then: so a command that was killed goes on where it was, and one that had spent 
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,10 @@ from asap_ray.report.answer import Tried
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 
+HARDLY = 0.5
+"""Of what trials take in the median: with less time left none is started, since half of them would be cut."""
+LIMIT = "limit_s"
+"""Among the facts of a trial that ran out of time: the seconds that it had."""
 OUT_OF_TIME = "still going on when budget.minutes was over"
 Key = tuple[str, str, str, str]
 
@@ -40,6 +46,11 @@ class TrialTier(Protocol):
     @property
     def name(self) -> str:
         """What its figures name as their source."""
+        ...
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds after which a trial is given up."""
         ...
 
     @property
@@ -130,6 +141,7 @@ class Trials:
     watcher: Watcher
     read: Callable[[Tried], Tried] = lambda tried: tried
     before: Mapping[Key, Tried] = field(default_factory=dict)
+    _took: list[float] = field(default_factory=list)
 
     def run(self, wanted: Sequence[Wanted]) -> list[Tried]:
         """Run trials and return what came of them, in their order; those that time left no room for are missing."""
@@ -142,7 +154,7 @@ class Trials:
                 if (known := self._known(each)) is not None:
                     found[each.number] = known
                     self.watcher.ended(known)
-                elif self.clock.over:
+                elif self.clock.over or self._too_late:
                     return None
                 else:
                     job = self._job(each)
@@ -165,8 +177,12 @@ class Trials:
         return replace(job, name=f"trial {wanted.number} {self.bundle} {job.name}", timeout_s=limit)
 
     def _ended(self, wanted: Wanted, outcome: Outcome) -> Tried:
-        found = self.tier.read(outcome)
+        found = finite(self.tier.read(outcome))
         cut = found.status == "timeout" and self.clock.over
+        if found.status == "timeout":
+            found = replace(found, facts={**found.facts, LIMIT: outcome.job.timeout_s})
+        if found.status == "complete":
+            self._took.append(sum(found.seconds.values()))
         return self._tried(wanted, replace(found, reason=OUT_OF_TIME) if cut else found, cut=cut)
 
     def _tried(self, wanted: Wanted, found: Finding, *, cut: bool = False) -> Tried:
@@ -188,12 +204,34 @@ class Trials:
         is more time now."""
         plan = wanted.roofline.plan
         before = self.before.get((self.where, self.bundle, plan.line, self.tier.evidence))
-        if before is not None and not (before.cut and before.elapsed_s < self.clock.limit_s):
+        if before is not None and not self._deserves_more(before):
             self.clock.find(before.elapsed_s)
             found = replace(before.finding, cached=True)
             return replace(before, roofline=wanted.roofline, finding=found, number=wanted.number, author=wanted.author)
         found = self.tier.known(plan)
         return self._tried(wanted, found) if found else None
+
+    def _deserves_more(self, before: Tried) -> bool:
+        """Whether a trial ran out of time that there is more of now."""
+        if before.cut:
+            return before.elapsed_s < self.clock.limit_s
+        had = before.finding.facts.get(LIMIT) or 0.0
+        return before.finding.status == "timeout" and self.tier.timeout_s > had
+
+    @property
+    def _too_late(self) -> bool:
+        """Whether a trial that starts now would hardly end: the clock leaves too little of what others took."""
+        return bool(self._took) and self.clock.left_s < HARDLY * statistics.median(self._took)
+
+
+def finite(found: Finding) -> Finding:
+    """The finding, or, where its step or its memory is no number, that it failed for that."""
+    step = found.estimate.step_time_s if found.estimate else 0.0
+    for name, value in (("step time", step), ("memory", found.hbm_bytes or 0.0)):
+        if not math.isfinite(value) or value < 0:
+            reason = f"its {name} is {value}, which is no measurement"
+            return replace(found, status="failed", reason=reason, estimate=None, hbm_bytes=None, facts={})
+    return found
 
 
 def key_of(tried: Tried) -> Key:

@@ -68,6 +68,11 @@ class Command:
     name: str = "command"
 
     @property
+    def timeout_s(self) -> float:
+        """Seconds after which a trial is given up."""
+        return self.options.timeout_s
+
+    @property
     def evidence(self) -> str:
         """What its results are evidence for: the template by its hash, and the trainer as it is installed."""
         return f"command {self.template.name}@{self.template.digest}, {self.options.trainer or self.options.python}"

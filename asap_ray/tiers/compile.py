@@ -61,6 +61,11 @@ class Compile:
         return toolchain.missing(self.problem.slice.chip)
 
     @property
+    def timeout_s(self) -> float:
+        """Seconds after which a trial is given up."""
+        return self.options.timeout_s
+
+    @property
     def evidence(self) -> str:
         """The trainer and the compiler that its results are evidence for."""
         return self._reader.evidence

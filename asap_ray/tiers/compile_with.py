@@ -86,6 +86,11 @@ class CompileWith:
         return ""
 
     @property
+    def timeout_s(self) -> float:
+        """Seconds after which a trial is given up."""
+        return self.options.timeout_s
+
+    @property
     def evidence(self) -> str:
         """The trainer and the compiler that its results are evidence for."""
         return f"maxtext@{self._program.digest}, {self.options.trainer}"

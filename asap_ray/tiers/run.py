@@ -75,6 +75,11 @@ class Run:
     losses: tuple[float, ...] = ()
 
     @property
+    def timeout_s(self) -> float:
+        """Seconds after which a trial is given up."""
+        return self.options.timeout_s
+
+    @property
     def evidence(self) -> str:
         """The trainer and the devices that its results are evidence for."""
         return f"{toolchain.trained_with()}, on {self.problem.slice.name}"

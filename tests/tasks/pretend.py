@@ -44,6 +44,10 @@ class Pretend:
         return self.lacking or (toolchain.missing(chip) if chip.vendor == "amd" or chip.name == "v3" else "")
 
     @property
+    def timeout_s(self) -> float:
+        return self.options.timeout_s
+
+    @property
     def evidence(self) -> str:
         return WITH
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +38,8 @@ class Scripted:
     evidence: str = "ours@1"
     estimate: Estimate | None = None
     name: str = "compile"
+    timeout_s: float = 900.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
@@ -51,7 +54,9 @@ class Scripted:
 
     def job(self, plan: Plan) -> Job:
         self.asked.append(plan.line)
-        return Job(name=plan.line, work=self._made, arguments=(plan, self.ends(len(self.asked) - 1)), timeout_s=900.0)
+        return Job(
+            name=plan.line, work=self._made, arguments=(plan, self.ends(len(self.asked) - 1)), timeout_s=self.timeout_s
+        )
 
     def read(self, outcome: Outcome) -> Finding:
         if outcome.status == "complete":
@@ -60,7 +65,7 @@ class Scripted:
 
     def _made(self, plan: Plan, status: str) -> Finding:
         estimate = self.estimate if status == "complete" else None
-        return Finding(plan=plan, status=status, estimate=estimate, evidence=self.evidence)  # pyright: ignore[reportArgumentType]
+        return Finding(plan=plan, status=status, estimate=estimate, evidence=self.evidence, seconds=self.seconds)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass
@@ -170,6 +175,33 @@ def test_trials_of_another_compiler_run_again(pool: Pool) -> None:
     compiler = Scripted(evidence="ours@2")
     trials_of(compiler, Slots(), before).run(wanted(pool, 2))
     assert len(compiler.asked) == 2
+
+
+def test_a_trial_that_ran_out_of_its_own_time_runs_again_only_with_more_of_it(pool: Pool) -> None:
+    before = trials_of(Scripted(lambda n: "timeout"), Slots()).run(wanted(pool, 1))
+    for limit, runs in ((600.0, 0), (900.0, 0), (1800.0, 1)):
+        compiler = Scripted(timeout_s=limit)  # the first had 900 s
+        trials_of(compiler, Slots(), before).run(wanted(pool, 1))
+        assert len(compiler.asked) == runs
+
+
+@pytest.mark.parametrize("step", [math.nan, math.inf, -1.0])
+def test_a_step_time_that_is_no_number_is_a_failure(pool: Pool, step: float) -> None:
+    compiler = Scripted(estimate=replace(pool.estimate(0), step_time_s=step))
+    (found,) = trials_of(compiler, Slots()).run(wanted(pool, 1))
+    assert (found.finding.status, found.finding.estimate) == ("failed", None)
+    assert found.finding.reason == f"its step time is {step}, which is no measurement"
+
+
+def test_nothing_starts_that_would_hardly_end(pool: Pool) -> None:
+    """Trials take 30 s; with 14 s left, less than half of that, the fourth does not start."""
+    for limit, ran in ((104.0, 3), (106.0, 4)):
+        slots = Slots(seconds=30.0)
+        compiler = Scripted(seconds={"compile": 30.0})
+        loop = loop_of(pool, compiler, slots, limit=limit)
+        words = loop.run()
+        assert len(compiler.asked) == ran
+        assert words.endswith("too little time is left for another trial" if ran == 3 else "time is over")
 
 
 def test_no_job_outlasts_the_time_that_is_left(pool: Pool) -> None:
