@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -29,6 +30,10 @@ from asap_ray.executor.ray_end import ask, become_sweep, end
 STORE_BYTES = 100_000_000
 """Size of the object store, which only results go through; larger ones go to the disk. Ray takes 79 MB at least."""
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+JOIN_S = 120.0
+"""How long it may take to join a cluster, on a machine that is busy."""
+LOOK_S = 2.0
+"""How often the nodes of a cluster are looked at."""
 LEAVE_S = 5.0
 """How long it may take to leave a cluster."""
 PARTS = ("raylet", "gcs_server")
@@ -53,6 +58,7 @@ class Line:
     """Where the command imports from; None where workers may be on other machines."""
     _jobs: queue.Queue[Sent] = field(default_factory=queue.Queue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _open: dict[int, Mapping[str, float]] = field(default_factory=dict)
 
     def next(self, wait_s: float | None = None) -> Sent | None:
         """The next job; None where there is none within `wait_s` seconds, without end where that is None."""
@@ -62,8 +68,13 @@ class Line:
             return None
 
     def answer(self, number: int, answer: bytes | str) -> None:
-        """Say how a job ended: its pickled outcome, or in words why there is none."""
-        self.tell("ended", number, answer)
+        """Say how a job ended: its pickled outcome, or in words why there is none. What comes later is not said."""
+        if self._open.pop(number, None) is not None:
+            self.tell("ended", number, answer)
+
+    def open(self) -> list[tuple[int, Mapping[str, float]]]:
+        """The jobs without an answer, by number, with what each asks of Ray."""
+        return list(self._open.items())
 
     def tell(self, kind: str, *content: Any) -> None:
         """Send a message; one that comes too late is lost, as is who would have read it."""
@@ -74,7 +85,9 @@ class Line:
         """Take in jobs until the line is closed."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._jobs.put(Sent(*self._connection.recv()))
+                sent = Sent(*self._connection.recv())
+                self._open[sent.number] = sent.needs
+                self._jobs.put(sent)
 
 
 @dataclass(slots=True)
@@ -125,20 +138,50 @@ def main(options: dict[str, Any]) -> NoReturn:
     if command is None or os.getppid() != options["parent"]:
         host.leave()
     host.leave_when([command])
+    silent = f"what answers there let this machine in to no Ray cluster within {JOIN_S:g} s"
+    patience = threading.Timer(JOIN_S, host.leave, ("unreachable", silent))  # Ray would ask for ever
+    patience.daemon = True
+    if not own:
+        patience.start()
     try:
         _connect(options)
     except Exception as error:  # whatever Ray raises: it is told, not lost
         host.leave("unreachable", str(error))
+    patience.cancel()
     if own:
         parts = [handle for pid in _parts() if (handle := _handle(pid)) is not None]
         host.leave_when(parts, "lost", "its raylet or its gcs has ended")
     threading.Thread(target=lambda: (line.listen(), host.leave()), daemon=True).start()
-    line.tell("ready", [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    line.tell("ready", _nodes())
+    if not own:
+        threading.Thread(target=_answer_what_no_node_holds, args=(line,), daemon=True).start()
     try:
         importlib.import_module(options["runner"]).serve(line, host.folder)
     except Exception as error:  # of Ray, or ours: nobody else could tell it
         host.leave("lost", told(error))
     host.leave("lost", "it takes no more jobs")
+
+
+def _nodes() -> list[Mapping[str, float]]:
+    """What each node has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _answer_what_no_node_holds(line: Line) -> NoReturn:
+    """Let jobs fail that only nodes could run which the cluster has lost: Ray would wait for such a node for ever."""
+    before = set[int]()
+    while True:
+        time.sleep(LOOK_S)
+        nodes = _nodes()
+        lost = {
+            number: needs
+            for number, needs in line.open()
+            if not any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes)
+        }
+        for number in lost.keys() & before:  # twice in a row: a node may only be slow to answer
+            asked = ", ".join(f"{name}={amount:g}" for name, amount in lost[number].items())
+            line.answer(number, f"its node was lost, and none that is left of the Ray cluster can hold it: {asked}")
+        before = set(lost)
 
 
 def _connect(options: Mapping[str, Any]) -> None:

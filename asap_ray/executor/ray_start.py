@@ -36,6 +36,8 @@ QUIET = {
     "TUNE_MAX_PENDING_TRIALS_PG": "1000",  # no job comes here before there is room for it
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # the ledger is what a run is taken up from
 }
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Has Ray open all of its sockets on loopback, and take a loopback address as it is given."""
 PATIENT = {
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_health_check_timeout_ms": "60000",
@@ -114,7 +116,7 @@ def started(runner: str, address: str | None, workers: int | None) -> Host:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(folder, own=address is None),
+            env=_environment(folder, address),
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C is for the command, which ends its host
         )
@@ -122,15 +124,36 @@ def started(runner: str, address: str | None, workers: int | None) -> Host:
     return Host(process=process, line=Connection(ours.detach()), folder=folder, address=address)
 
 
-def _environment(folder: Path, *, own: bool) -> dict[str, str]:
+def _environment(folder: Path, address: str | None) -> dict[str, str]:
     environment = {**os.environ, **QUIET, MARK: str(folder)}
-    if own:
+    if address is not None and _on_loopback_alone(address):
+        environment |= ON_LOOPBACK
+    if address is None:
         environment |= {
             **PATIENT,
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all sockets on loopback
+            **ON_LOOPBACK,
             # A socket on loopback is open to all who are on this machine: only who has the token is served.
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
         environment.pop("RAY_ADDRESS", None)
     return environment
+
+
+def _on_loopback_alone(address: str) -> bool:
+    """Whether a cluster listens on loopback and not on this machine's own address, which Ray would ask instead."""
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in ("127.0.0.1", "::1", "localhost"):
+        return False
+    try:
+        socket.create_connection((_own_address(), int(port)), ANSWER_S).close()
+    except OSError:
+        return True
+    return False
+
+
+def _own_address() -> str:
+    """The address under which this machine reaches others, as Ray finds it: nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("8.8.8.8", 80))
+        return probe.getsockname()[0]
