@@ -22,7 +22,7 @@ from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.tiers.finding import Finding, Status
 from asap_ray.tiers.following import Step
-from asap_ray.tiers.launch import GRACE_S, Order, Ran, ran
+from asap_ray.tiers.launch import GRACE_S, Order, Ran, profiled
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.tiers.template import Template
@@ -100,7 +100,7 @@ class Command:
         )
         return Job(
             name=f"{self.problem.slice.name} {plan.line}",
-            work=ran,
+            work=profiled,
             arguments=(order,),
             timeout_s=options.timeout_s + 2 * GRACE_S + START_S,
             isolated=True,
@@ -144,6 +144,7 @@ class Command:
             hbm_bytes=estimate.hbm_bytes,
             limit_bytes=estimate.hbm_limit_bytes,
             memory_parts=estimate.memory_parts,
+            profile=run.profile,
         )
 
     def _estimate(self, plan: Plan, steps: list[Step], peak_bytes: float) -> Estimate:
@@ -219,6 +220,7 @@ def facts_of(run: Ran, order: Order) -> dict[str, object]:
         "shown": dict(run.shown),
         "log": run.log,
         "trace": run.trace,
+        "trace_fault": run.trace_fault,
     }
     return {name: value for name, value in found.items() if value}
 

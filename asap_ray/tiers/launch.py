@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal, NoReturn
@@ -25,6 +25,7 @@ import yaml
 
 from asap_ray.errors import printable
 from asap_ray.plan import Plan
+from asap_ray.profile.table import Profile
 from asap_ray.tiers import guard
 from asap_ray.tiers.following import Follower, Reading, SlowPatternError, Step
 from asap_ray.tiers.placeholders import Value
@@ -85,7 +86,8 @@ class Ran:
 
     `other` are the placeholders for which it showed another value than the plan's, `unseen` the patterns by which it
     should have shown the plan. `first_s` is when the first step was there. `killed_for_memory` says that the machine's
-    kernel ended a process for want of memory meanwhile.
+    kernel ended a process for want of memory meanwhile. `profile` is what a trace that it left says
+    of a step, `trace_fault` why it says nothing.
     """
 
     ended: Ended
@@ -105,6 +107,8 @@ class Ran:
     killed_for_memory: bool = False
     log: str = ""
     trace: str = ""
+    profile: Profile | None = None
+    trace_fault: str = ""
 
 
 def ran(order: Order) -> Ran:
@@ -121,6 +125,19 @@ def ran(order: Order) -> Ran:
         return _ran_in(place, order)
     finally:
         shutil.rmtree(place if root is None else place / "scratch", ignore_errors=True)
+
+
+def profiled(order: Order) -> Ran:
+    """As `ran`, with what the trace says that the trainer left, if it is one of JAX's profiler."""
+    run = ran(order)
+    if not run.trace or not order.template.trace.endswith(".xplane.pb"):
+        return run
+    from asap_ray.profile import xplane, xspace  # takes as long to load as all else here, and few trainers trace
+
+    try:
+        return replace(run, profile=xplane.profile_of(run.trace, plan=order.plan))
+    except xspace.TraceError as error:  # cut short, as where the trainer was ended meanwhile: its steps hold
+        return replace(run, trace_fault=str(error))
 
 
 def _ran_in(place: Path, order: Order) -> Ran:

@@ -21,7 +21,7 @@ from asap_ray.tiers import launch
 from asap_ray.tiers.command import Command, CommandOptions, step_time, verdict
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.following import Step
-from asap_ray.tiers.launch import Ran, ran
+from asap_ray.tiers.launch import Ran, profiled
 from asap_ray.tiers.protocol import Outcome
 from asap_ray.tiers.template import Words
 from asap_ray.tiers.templates import template_from_mapping
@@ -62,7 +62,7 @@ def tried(command: Command, *plans: Plan) -> list[Finding]:
 def here(command: Command, plan: Plan = ONE) -> Finding:
     """What comes of a plan whose job runs in this process."""
     job = command.job(plan)
-    return command.read(Outcome(job=job, status="complete", value=ran(job.arguments[0])))
+    return command.read(Outcome(job=job, status="complete", value=profiled(job.arguments[0])))
 
 
 def gone(pids: Sequence[int]) -> bool:
@@ -112,6 +112,13 @@ class TestComplete:
         (trial,) = (tmp_path / "trials").iterdir()
         assert "step 0 seconds" in (trial / "trainer.log").read_text()
         assert not (trial / "scratch").exists()
+
+    def test_a_trace_that_is_none_is_told_and_the_steps_hold(self, tmp_path: Path) -> None:
+        command = tier(tmp_path, "--marker", "{trace_dir}/host.xplane.pb", "--fault", "torn trace")
+        found = here(replace(command, template=replace(command.template, trace="*.xplane.pb")))
+        assert found.status == "complete"
+        assert found.profile is None
+        assert "host.xplane.pb" in found.facts["trace_fault"]
 
 
 class TestOtherEnds:

@@ -37,6 +37,9 @@ def main() -> None:
         sys.exit(3)
     if asked.fault == "long line":
         print("a" * 5_000_000, flush=True)
+    if asked.fault == "torn trace":
+        with open(asked.marker, "wb") as file:
+            file.write(b"\x0a\xff")
     second = 0.02 * asked.accumulation * (1.5 if asked.tensor > 1 else 1.0)
     for step in range(asked.steps if asked.fault != "endless" else 10**9):
         begun = time.perf_counter()
