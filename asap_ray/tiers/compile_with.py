@@ -32,7 +32,19 @@ from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.reading import Reader
 from asap_ray.tiers.template import Log, Template, Words
 
-TRAIN, COMPILE = "maxtext.trainers.pre_train.train", "maxtext.trainers.pre_train.train_compile"
+TRAIN = ("-m", "maxtext.trainers.pre_train.train")
+COMPILE = """
+from absl import app
+from maxtext.trainers.pre_train import train_compile
+inner = train_compile.jit_and_compile
+def outer(*arguments, **named):
+    compiled = inner(*arguments, **named)
+    print(f"peak_memory_in_bytes={compiled.memory_analysis().peak_memory_in_bytes}", flush=True)
+    return compiled
+train_compile.jit_and_compile = outer
+app.run(train_compile.main)
+"""
+"""MaxText's `train_compile` as it is, but that the program's peak is printed too, by which the compiler decides."""
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -42,13 +54,10 @@ ENVIRONMENT = {
 """So that no chip is looked for, several compile side by side, and the program of the step is written down."""
 PROGRAM = "*.after_codegen.txt"
 """The one dump that has the compiler's cycles."""
-LIVE = "*live-range.txt"
-"""The dump that has what is alive at the fullest moment, by which the compiler decides; MaxText does not print it."""
 NEVER = r"(?!)(?P<seconds>)"
 KINDS = (("optimizer", r"opt_state|\.mu\b|\.nu\b|optimizer"), ("weights", r"params|model|embedder|decoder"))
 """Whose an argument of the program is, by its path in MaxText's train state."""
 _STATS = re.compile(r"(\w+_in_bytes)=(\d+)")
-_PEAK = re.compile(r"peak usage: ([\d\s]+) bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,10 +159,7 @@ class CompileWith:
         flags = " ".join(f"--{flag}={value}" for flag, value in sorted(self.options.flags.items()))
         more = [f"compile_topology={name}", f"compile_topology_num_slices={slice_.slices}"]
         more += [f"compile_xla_flags={flags}"] if flags else []
-        argv = [
-            replace(each, words=tuple(COMPILE if word == TRAIN else word for word in each.words))
-            for each in template.argv
-        ]
+        argv = [replace(each, words=_compiling(each.words)) for each in template.argv]
         return replace(
             template,
             argv=(*argv, Words(words=tuple(more))),
@@ -174,6 +180,13 @@ class CompileWith:
     @cached_property
     def _reader(self) -> Reader:
         return Reader(problem=self.problem, calibration=self.calibration)
+
+
+def _compiling(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Words that start a training, as those that compile it."""
+    if words[1:] != TRAIN:
+        return words
+    return (words[0], "-c", COMPILE.replace("{", "{{").replace("}", "}}"))
 
 
 def compiled_with(order: Order, key: str, folder: str | None) -> Build:
@@ -209,7 +222,7 @@ def build_of(run: Ran) -> Build:
     text = max((each.read_text() for each in programs), key=len)
     return Build(
         status="complete",
-        memory=memory | {"peak": _peak(Path(run.trace)) or _all_of(memory)},
+        memory={"peak": _all_of(memory), **memory},
         arguments=argument_bytes(text),
         hlo=packed(text),
         seconds=seconds,
@@ -225,12 +238,6 @@ def _sizes(log: str) -> dict[str, int]:
 def _all_of(memory: Mapping[str, int]) -> int:
     """All that a program holds at any time, where nothing says what is alive at once."""
     return memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
-
-
-def _peak(folder: Path) -> int:
-    """Bytes that are alive at the fullest moment, by XLA's dump of it; 0 where there is none."""
-    found = [int(re.sub(r"\s", "", each)) for path in folder.glob(LIVE) for each in _PEAK.findall(path.read_text())]
-    return max(found, default=0)
 
 
 def _fault(run: Ran) -> str:
