@@ -1,37 +1,31 @@
 """The command tier: a plan's step time by the user's own trainer, as its log has it.
 
-The step is the median of the steps that are timed. Its interval is made to hold 90% of medians of such runs, as far as
-one run can tell:
-
-    median ± (1.2533 · t(0.95, n − 1) · s / √n + r)
-
-with n timed steps, their standard deviation s, Student's t for 90%, 1.2533 = √(π/2) for a median's error over a mean's
-(normal steps), and r half of what the last digit in the log stands for. What differs from one process to the next is
-no part of it: only a second run shows that.
+The step is the median of the steps that are timed; its interval is that of `step_times`, with the spread between
+processes that is known of the platform, and half of what the last digit in the log stands for on either side.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass, replace
 
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.step_times import PROCESS_SPREAD, interval_s, median_s
 from asap_ray.tiers.finding import Finding, Status
 from asap_ray.tiers.following import Step
 from asap_ray.tiers.launch import GRACE_S, Order, Ran, profiled
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.roofline import Roofline
+from asap_ray.tiers.run import platform_of
 from asap_ray.tiers.template import Template
 
 LEAST_STEPS = 2
 """Timed steps below which nothing is said of a step's time."""
 START_S = 30.0
 """What a job may take besides its trainer: a process starts before it, and is ended after it."""
-CONFIDENCE = 0.90
 SHOWN_LINES = 3
 """Last lines of a log that a reason quotes."""
 Verdict = tuple[Status, str]
@@ -76,6 +70,11 @@ class Command:
     def evidence(self) -> str:
         """What its results are evidence for: the template by its hash, and the trainer as it is installed."""
         return f"command {self.template.name}@{self.template.digest}, {self.options.trainer or self.options.python}"
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation between processes of one plan, in the logarithm of the step, as far as it is known."""
+        return PROCESS_SPREAD[platform_of(self.problem.slice.chip)]
 
     def expressible(self, plan: Plan) -> str | None:
         """Why the trainer's command cannot say a plan, in one line; None where it can."""
@@ -141,16 +140,15 @@ class Command:
         return replace(
             found,
             estimate=estimate,
-            hbm_bytes=estimate.hbm_bytes,
-            limit_bytes=estimate.hbm_limit_bytes,
-            memory_parts=estimate.memory_parts,
+            limit_bytes=estimate.hbm_limit_bytes if run.peak_bytes else None,
+            memory_parts={"peak": run.peak_bytes} if run.peak_bytes else {},
             profile=run.profile,
         )
 
     def _estimate(self, plan: Plan, steps: list[Step], peak_bytes: float) -> Estimate:
         """The measured step; where its time goes is as the roofline shares it out, for a log does not say."""
         priced = Roofline(problem=self.problem, calibration=self.calibration).estimates([plan])[0]
-        step, (low, high) = step_time(steps)
+        step, (low, high) = step_time(steps, self.spread)
         scale = step / priced.step_time_s
         return replace(
             priced,
@@ -170,16 +168,12 @@ def timed(run: Ran, order: Order) -> list[Step]:
     return list(run.steps[order.template.skip :])
 
 
-def step_time(steps: list[Step]) -> tuple[float, tuple[float, float]]:
-    """Median of some steps and its interval, in seconds, by the formula above; for at least two steps."""
-    from scipy.special import stdtrit  # takes 0.1 s to load, and not every command has a trial
-
+def step_time(steps: list[Step], spread: float) -> tuple[float, tuple[float, float]]:
+    """Median of some steps and where 90% of such medians lie, seconds; `spread` as of `step_times.interval_s`."""
     seconds = [step.seconds for step in steps]
-    middle, count = statistics.median(seconds), len(seconds)
-    student = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
-    spread = math.sqrt(math.pi / 2) * student * statistics.stdev(seconds) / math.sqrt(count)
-    half = spread + max(step.rounding_s for step in steps)
-    return middle, (max(middle - half, 0.0), middle + half)
+    low, high = interval_s(seconds, spread)
+    rounding = max(step.rounding_s for step in steps)
+    return median_s(seconds), (max(low - rounding, 0.0), high + rounding)
 
 
 def verdict(run: Ran, order: Order) -> Verdict:
@@ -211,9 +205,9 @@ def verdict(run: Ran, order: Order) -> Verdict:
 
 
 def facts_of(run: Ran, order: Order) -> dict[str, object]:
-    """What is kept of a trial besides its verdict: each timed step, losses by step, what it showed of its plan, and
-    where its log and its profile lie."""
-    losses = {step.number: step.loss for step in run.steps if step.loss is not None and math.isfinite(step.loss)}
+    """What is kept of a trial besides its verdict: timed steps, losses from the first step on, what it showed of its
+    plan, and where its log and its profile lie."""
+    losses = [step.loss for step in run.steps if step.loss is not None and math.isfinite(step.loss)]
     found = {
         "steps_s": [step.seconds for step in timed(run, order)],
         "losses": losses,

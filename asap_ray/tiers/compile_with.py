@@ -1,8 +1,8 @@
 """Another source of programs for the compile tier: the user's own trainer, compiled without a chip by itself.
 
 MaxText's `train_compile` takes the words of its training and a topology, and compiles the train step that would run.
-XLA is told to dump the scheduled program; that text and the memory that MaxText prints are a `Build`, which is read as
-those of our own trainer are. What comes of it is evidence for MaxText as it is installed.
+The scheduled program that it has then, and the memory that it prints, are a `Build`, which is read as those of our own
+trainer are. What comes of it is evidence for MaxText as it is installed.
 """
 
 from __future__ import annotations
@@ -34,26 +34,29 @@ from asap_ray.tiers.template import Log, Template, Words
 
 TRAIN = ("-m", "maxtext.trainers.pre_train.train")
 COMPILE = """
+import os
 from absl import app
 from maxtext.trainers.pre_train import train_compile
 inner = train_compile.jit_and_compile
 def outer(*arguments, **named):
     compiled = inner(*arguments, **named)
+    with open(os.environ["ASAP_RAY_PROGRAM"], "w") as file:
+        file.write(compiled.as_text())
     print(f"peak_memory_in_bytes={compiled.memory_analysis().peak_memory_in_bytes}", flush=True)
     return compiled
 train_compile.jit_and_compile = outer
 app.run(train_compile.main)
 """
-"""MaxText's `train_compile` as it is, but that the program's peak is printed too, by which the compiler decides."""
+"""MaxText's `train_compile` as it is, but that the program is kept and its peak printed, by which the compiler decides.
+XLA's own dump after code generation is no substitute: an element of a tuple is `%x#1` there, and read as all of it."""
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_dump_to={trace_dir} --xla_dump_hlo_module_re=jit_train_step",
+    "ASAP_RAY_PROGRAM": "{trace_dir}/program.hlo",
 }
 """So that no chip is looked for, several compile side by side, and the program of the step is written down."""
-PROGRAM = "*.after_codegen.txt"
-"""The one dump that has the compiler's cycles."""
+PROGRAM = "program.hlo"
 NEVER = r"(?!)(?P<seconds>)"
 KINDS = (("optimizer", r"opt_state|\.mu\b|\.nu\b|optimizer"), ("weights", r"params|model|embedder|decoder"))
 """Whose an argument of the program is, by its path in MaxText's train state."""
@@ -200,7 +203,7 @@ def compiled_with(order: Order, key: str, folder: str | None) -> Build:
 
 
 def build_of(run: Ran) -> Build:
-    """What a trainer's compilation came to, from its log and what XLA has left in the folder of its dump."""
+    """What a trainer's compilation came to, from its log and the program that it has left."""
     log = Path(run.log).read_text(errors="replace")
     seconds = {"compile": round(run.wall_s, 3)}
     if refused := refusal(log):
@@ -216,10 +219,9 @@ def build_of(run: Ran) -> Build:
     if fault := _fault(run):
         return Build(status="failed", reason=fault, seconds=seconds)
     memory = _sizes(log)
-    programs = sorted(Path(run.trace).glob(PROGRAM)) if run.trace else []
-    if not programs or "arguments" not in memory:
+    if not run.trace or "arguments" not in memory:
         return Build(status="failed", reason="the trainer left no program, or did not say its memory", seconds=seconds)
-    text = max((each.read_text() for each in programs), key=len)
+    text = (Path(run.trace) / PROGRAM).read_text()
     return Build(
         status="complete",
         memory={"peak": _all_of(memory), **memory},

@@ -51,5 +51,5 @@ def test_two_plans_of_a_tiny_model_on_a_cpu(tmp_path: Path, monkeypatch: pytest.
         assert each.facts["shown"]["devices"] == "4"
     # The same model, seed and data: what a plan changes of a loss is rounding.
     first, second = (each.facts["losses"] for each in found)
-    assert {*first} >= {0, 1, 2, 3, 4, 5}
+    assert len(first) >= 6
     assert all(first[step] == pytest.approx(second[step], abs=0.05) for step in range(6))

@@ -1,4 +1,4 @@
-"""MaxText's own compilation as a source of programs: words, and what is made of its log and XLA's dump."""
+"""MaxText's own compilation as a source of programs: words, and what is made of its log and its program."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def left(tmp_path: Path, log: str, program: str = PROGRAM, **ran: object) -> Ran
     """What a compilation has left behind."""
     (tmp_path / "trainer.log").write_text(log)
     if program:
-        (tmp_path / "module_0001.jit_train_step.after_codegen.txt").write_text(program)
+        (tmp_path / "program.hlo").write_text(program)
     given = {"ended": "exited", "status": 0, "log": str(tmp_path / "trainer.log"), "trace": str(tmp_path), **ran}
     return Ran(**given)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ class TestWords:
             "compile_xla_flags=--xla_a=1 --xla_b=true",
         )
         assert made.env["JAX_PLATFORMS"] == "cpu"
-        assert made.env["XLA_FLAGS"].startswith("--xla_dump_to=X ")
+        assert made.env["ASAP_RAY_PROGRAM"] == "X/program.hlo"
 
     def test_several_slices_are_one_shape_and_a_number(self) -> None:
         of = tier("2xv5e-256")
