@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from asap_ray.interchange import bridge, maxtext, megatron, torchtitan
+from asap_ray.interchange import bridge, maxtext, megatron, plain_jax, torchtitan
 from asap_ray.interchange.config_text import decoded, shell_words, toml_values, yaml_values
 from asap_ray.interchange.exchange import Foreign, Written
 from asap_ray.interchange.foreign import ForeignConfig
@@ -30,12 +30,14 @@ WRITERS: Mapping[str, tuple[tuple[str, ...], Writer]] = {
     "bridge": (bridge.STACKS, bridge.write),
     "torchtitan": (torchtitan.STACKS, torchtitan.write),
 }
-"""Names for `to=`: the stacks whose plans they can say, and what writes them."""
+"""Names of trainers: the stacks whose plans they can say, and what writes them."""
+ANY: Mapping[str, Writer] = {"jax": plain_jax.write}
+"""What writes plans of every stack."""
 
 
 def writers_of(stack: str) -> dict[str, Writer]:
     """What can write plans of a stack, by name."""
-    return {name: writer for name, (stacks, writer) in WRITERS.items() if stack in stacks}
+    return {name: writer for name, (stacks, writer) in WRITERS.items() if stack in stacks} | dict(ANY)
 
 
 def read_job(key: str, path: str | Path) -> Foreign | None:

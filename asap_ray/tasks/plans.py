@@ -9,6 +9,7 @@ from typing import TextIO
 
 from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.config import Config
+from asap_ray.interchange import plain_jax
 from asap_ray.interchange.exchange import Written
 from asap_ray.interchange.projects import writers_of
 from asap_ray.physics.estimate import Estimate
@@ -44,8 +45,9 @@ def write_plans(config: Config, setting: Setting, answer: Answer) -> tuple[Writt
 
 
 def tell_plans(written: Iterable[Written], output: str, stream: TextIO) -> None:
-    """Say what of the best plan the trainers it is written for have no word for."""
-    facts = [(each.project, f"{knob}: {why}") for each in written for knob, why in each.cannot.items()]
+    """Say what of the best plan the trainers it is written for have no word for; plain JAX has the mesh alone."""
+    trainers = [each for each in written if each.project != plain_jax.PROJECT]
+    facts = [(each.project, f"{knob}: {why}") for each in trainers for knob, why in each.cannot.items()]
     if facts:
         print_blocks([Block(title="Not said in plans/", facts=tuple(facts))], output, stream)
 
