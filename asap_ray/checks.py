@@ -24,6 +24,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
         "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
+        "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
     }
@@ -31,7 +32,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("compare", "nightly", "export", "launch", "doctor"),
+        "task": ("compare", "nightly", "launch", "doctor"),
         "tiers": ("replay",),
         "agents": ("llm", "policy"),
     }
@@ -71,7 +72,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 TEXTS = (
     *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
-    *("hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla", "ray.address"),
+    *("to", "hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla", "ray.address"),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
@@ -96,6 +97,7 @@ SHORT: Mapping[str, str] = MappingProxyType(
 MODELS_OF: Mapping[str, str] = {
     **dict.fromkeys(("validate", "calibrate"), "rows name their own models"),
     "show": "it tells what is in run_dir",
+    "export": "it writes what is in run_dir",
 }
 """Where tasks that take no model have theirs from."""
 MOST_MARGIN = 0.9
@@ -291,9 +293,11 @@ def check_config_dir(config_dir: str | None) -> str | None:
 
 
 def check_show(config: Config) -> None:
-    """What is to be shown is named."""
-    if config.task == "show" and config.run_dir is None:
-        raise ConfigError("run_dir", None, "for task=show, the directory of a run")
+    """What is to be shown or exported is named; nothing else is exported."""
+    if config.task in ("show", "export") and config.run_dir is None:
+        raise ConfigError("run_dir", None, f"for task={config.task}, the directory of a run")
+    if config.to is not None and config.task != "export":
+        raise ConfigError("to", ", ".join(config.to), "for task=export")
 
 
 def check_run_dir(config: Config) -> None:

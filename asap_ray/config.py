@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate", "calibrate", "show")
+MODEL_FREE = ("validate", "calibrate", "show", "export")
 """Tasks that need neither a model nor hardware."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
@@ -230,6 +230,9 @@ class Config:
     baseline: str | None = field(
         default=None,
         metadata=_help("a plan in one line, a file with one, or your trainer's own config, to compare with"),
+    )
+    to: list[str] | None = field(
+        default=None, metadata=_help("for task=export, a trainer or a list of them; null is all that can say the plan")
     )
     tiers: list[str] = field(
         default_factory=lambda: ["auto"],

@@ -54,6 +54,7 @@ RAW_TEXT = (
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
 WRAPPED = (
+    "to",
     "hardware.slices",
     "tiers",
     "space.numerics",

@@ -13,6 +13,7 @@ from asap_ray.interchange import plain_jax
 from asap_ray.interchange.exchange import Written
 from asap_ray.interchange.projects import writers_of
 from asap_ray.physics.estimate import Estimate
+from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.report.answer import Answer
 from asap_ray.report.files import write_whole
@@ -40,7 +41,7 @@ def write_plans(config: Config, setting: Setting, answer: Answer) -> tuple[Writt
     preset = preset_of(problem.workload.architecture, config.config_dir)
     found = [writer(problem, best.plan, preset) for writer in writers_of(problem.stack.name).values()]
     for each in found:
-        write_files(each, header(config.run_path, problem, best, each), folder)
+        write_configs(each, header(config.run_path, problem, best.plan, best, each), folder)
     return tuple(found)
 
 
@@ -52,22 +53,25 @@ def tell_plans(written: Iterable[Written], output: str, stream: TextIO) -> None:
         print_blocks([Block(title="Not said in plans/", facts=tuple(facts))], output, stream)
 
 
-def write_files(written: Written, head: str, folder: Path) -> list[Path]:
-    """Write the files of one trainer; one of words alone, to be pasted, has no header."""
+def write_configs(written: Written, head: str, folder: Path, name: str = "best") -> list[Path]:
+    """Write the files of one trainer; one of words alone, to be pasted, has no header.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {name: text if name.endswith(".txt") else head + text for name, text in written.files.items()}
-    return [write_whole(folder / f"best.{name}", text) for name, text in texts.items()]
+    texts = {file: text if file.endswith(".txt") else head + text for file, text in written.files.items()}
+    return [write_whole(folder / f"{name}.{file}", text) for file, text in texts.items()]
 
 
-def header(run: Path, problem: Problem, best: Estimate, written: Written) -> str:
+def header(run: Path, problem: Problem, plan: Plan, estimate: Estimate | None, written: Written) -> str:
     """Comment lines: the run, the plan, what says how fast it is, and what the trainer has no word for."""
     shape = f"{problem.workload.global_batch} sequences of {problem.workload.seq_len} tokens"
-    lines = [
-        f"{problem.workload.architecture.name} on {problem.slice.name}, {shape}: the best plan of {run.name}",
-        f"plan: {best.plan.line}",
-        f"step: {best.step_time_s:.4g} s by {best.source}; memory {best.hbm_bytes / 1e9:.4g} GB a device",
-        *(f"{written.project} cannot say {knob}: {why}" for knob, why in written.cannot.items()),
-    ]
+    lines = [f"{problem.workload.architecture.name} on {problem.slice.name}, {shape}: a plan of {run.name}", plan.line]
+    if estimate is not None:
+        memory = f"memory {estimate.hbm_bytes / 1e9:.4g} GB a device"
+        lines.append(f"step: {estimate.step_time_s:.4g} s by {estimate.source}; {memory}")
+    lines += [f"{written.project} cannot say {knob}: {why}" for knob, why in written.cannot.items()]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
 
