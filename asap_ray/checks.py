@@ -21,7 +21,7 @@ from asap_ray.errors import ConfigError
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         "tune": "find the plan with the shortest step on each slice, and say why",
-        "explain": "take one plan apart: time and memory by part, its floor, what one step on each axis would do",
+        "explain": "take one plan apart, or with profile=PATH a trace: time by part, its floor, what one step would do",
         "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
@@ -71,7 +71,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
     }
 )
 TEXTS = (
-    *("plan", "baseline", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
+    *("plan", "baseline", "profile", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
     *("to", "hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla", "ray.address"),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
@@ -168,8 +168,10 @@ def check_model(config: Config) -> None:
         if config.model:
             raise ConfigError("+model", config.model_name, f"not for task={config.task}: {MODELS_OF[config.task]}")
         return
-    if not config.model and config.baseline is None:  # a baseline may be a job that says its model
-        raise ConfigError("+model", "", "a model is needed")
+    if not config.model:
+        if config.needs_model:
+            raise ConfigError("+model", "", "a model is needed")
+        return
     if "hf_config" not in config.model:
         return
     file = config.model["hf_config"]
@@ -177,6 +179,19 @@ def check_model(config: Config) -> None:
         raise ConfigError("+model.hf_config", file, "a config.json or a named model, not both")
     if not isinstance(file, str):
         raise ConfigError("+model.hf_config", file, "the path of a Hugging Face config.json")
+
+
+def check_profile(config: Config) -> None:
+    """A trace is for task=explain; beside a model it is of a plan that is named."""
+    if config.profile is None:
+        return
+    if config.task != "explain":
+        raise ConfigError("profile", config.profile, "only with task=explain")
+    if config.model and config.plan is None:
+        raise ConfigError("plan", None, "with profile= and +model=, the plan that was run when the trace was taken")
+    for key in ("plan", "baseline"):
+        if not config.model and (given := value_at(config, key)) is not None:
+            raise ConfigError(key, given, "with profile=, only beside +model=; a trace by itself needs none")
 
 
 def check_slices(config: Config) -> None:
@@ -327,6 +342,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_limits,
     check_texts,
     check_model,
+    check_profile,
     check_slices,
     check_space,
     check_margin,

@@ -227,6 +227,10 @@ class Config:
         default_factory=dict, metadata=_help("a published case to take up, by name: what it started from and came to")
     )
     plan: str | None = field(default=None, metadata=_help("the plan to explain, in one line; null explains the best"))
+    profile: str | None = field(
+        default=None,
+        metadata=_help("for task=explain: a trace of JAX's profiler, its file or a folder above it; needs no model"),
+    )
     baseline: str | None = field(
         default=None,
         metadata=_help("a plan in one line, a file with one, or your trainer's own config, to compare with"),
@@ -270,6 +274,13 @@ class Config:
     config_dir: str | None = field(
         default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/, xla/")
     )
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a model must be named: a trace may be explained by itself, and a baseline may be a job that says its
+        model."""
+        explains = self.task == "explain" and self.profile is not None
+        return self.task not in MODEL_FREE and not explains and self.baseline is None
 
     @property
     def compiles(self) -> bool:
@@ -343,7 +354,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         config: what was asked for.
         changes: entries of the named model and stack that were changed, by key.
     """
-    if config.task in MODEL_FREE:
+    if config.task in MODEL_FREE or (config.profile is not None and not config.model):
         label = config.task
     else:
         subject = str(config.scenario["name"]) if config.task == "scenario" else config.model_name
@@ -358,6 +369,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         "workload": {key: value for key, value in asdict(config.workload).items() if value is not None},
         "space": {key: value for key, value in space.items() if value != plain[key]},
         "plan": config.plan,
+        "profile": str(Path(os.path.expanduser(config.profile)).absolute()) if config.profile else None,
         "baseline": config.baseline,
         "tables": sorted(str(Path(table).absolute()) for table in config.validate.tables or ()),
         "fitted_to": sorted(str(Path(table).absolute()) for table in config.calibrate.tables or ()),

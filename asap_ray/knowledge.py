@@ -19,7 +19,7 @@ from typing import Any
 
 from asap_ray.errors import ConfigError
 from asap_ray.physics.estimate import RESOURCES, TIME_PARTS
-from asap_ray.plan import AXES, KNOBS
+from asap_ray.plan import ATTENTION_KERNELS, AXES, KNOBS, PRECISIONS, SCHEDULES
 from asap_ray.problem import MESH_COLUMNS
 from asap_ray.settings import data_dir, read_settings
 
@@ -34,13 +34,21 @@ NUMBERS = (
 )
 """Facts that are numbers. `hbm` is what a plan needs of what a device has; `share.X` what part X takes of the step."""
 WORDS = ("bound", "next_wall", "chip", "remat", "schedule", "attention", "precision", "sequence_parallel")
-"""Facts that are words; `chip` is tpu or gpu."""
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "bound": BOUNDS,
+    "next_wall": BOUNDS,
+    "chip": ("tpu", "gpu"),
+    "schedule": SCHEDULES,
+    "attention": ATTENTION_KERNELS,
+    "precision": PRECISIONS,
+    "sequence_parallel": ("true", "false"),
+}
+"""Words that these may be; recomputation policies are each stack's own."""
 COMPARISONS = ("is", "in", "not", "above", "below")
 ACTIONS = ("half", "double", "lower", "higher", "free")
 """What a move does to a column; besides, it may name its new value, and for remat `lighter` and `heavier`."""
 MOST_TIMES = 4
 """Steps of half or double that one move may take at most."""
-REMAT_ACTIONS = ("lighter", "heavier")
 MOVED = (*MESH_COLUMNS, *KNOBS)
 
 
@@ -141,9 +149,15 @@ def _values(key: str, field: str, rest: str) -> tuple[Fact, ...]:
             return (float(rest),)
         except ValueError:
             raise ConfigError(key, rest, f"a number: {field} is one") from None
-    if field in ("bound", "next_wall") and (wrong := [word for word in words if word not in BOUNDS]):
-        raise ConfigError(key, wrong[0], f"allowed: {', '.join(BOUNDS)}", BOUNDS)
+    for word in words:
+        _check_word(key, field, word)
     return words
+
+
+def _check_word(key: str, field: str, word: str) -> None:
+    allowed = KNOWN.get(field)
+    if allowed is not None and word not in allowed:
+        raise ConfigError(key, word, f"allowed: {', '.join(allowed)}", allowed)
 
 
 def _move(key: str, given: object) -> Mapping[str, str]:
@@ -156,6 +170,8 @@ def _move(key: str, given: object) -> Mapping[str, str]:
         sizes = column in MESH_COLUMNS or column in ("micro_batch", "accumulation", "zero", "virtual")
         if sizes and action not in ACTIONS and not action.isdigit():
             raise ConfigError(f"{key}.{column}", action, f"allowed: {', '.join(ACTIONS)}, or a size", ACTIONS)
+        if not sizes and action != "free":
+            _check_word(f"{key}.{column}", column, action)
     return move
 
 

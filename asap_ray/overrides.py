@@ -36,7 +36,7 @@ from asap_ray.checks import (
     range_text,
     spoken,
 )
-from asap_ray.config import MODEL_FREE, Config, default_run_dir
+from asap_ray.config import Config, default_run_dir
 from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
@@ -142,7 +142,7 @@ def configure(words: Sequence[str]) -> Config:
     config = to_config(_compose(overrides), {word.key: word.text for word in parsed if word.key in GROUPS})
     if config.task == "scenario" and not config.scenario:
         raise ConfigError("+scenario", "", f"one of {', '.join(setting_files('scenario', config_dir))}")
-    if not config.model and config.task not in MODEL_FREE and config.baseline is None:
+    if not config.model and config.needs_model:
         names = ", ".join(setting_files("model", config_dir))
         raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
     return _placed(check(config), parsed)

@@ -37,7 +37,7 @@ CHAIN = {
         *("physics", "diagnosis", "observation", "profile", "certificate"),
         *("accuracy", "comparison", "ranked", "validation"),
     ),
-    "readers": ("compiler", "trainer", "training", "profile.xplane"),
+    "readers": ("compiler", "trainer", "training", "profile.xplane", "profile.xprof"),
     "tiers": ("tiers",),
     "executor": ("executor",),
     "search": ("search",),
@@ -80,6 +80,7 @@ ONLY_IN = {
     "ray": ("executor.ray_",),
     "openai": ("agents.llm",),
     "hydra": ("overrides",),
+    "xprof": ("profile.xprof",),
     "omegaconf": ("overrides", "settings", "__main__"),
 }
 

@@ -114,14 +114,6 @@ class Coordinator:
             self._analysis = analyse(self.pool, self.results, diagnosing=self.rules.diagnosing)
         return self._analysis
 
-    @property
-    def floor_gap(self) -> float | None:
-        """How much faster than the best trial a plan that is left could be, by its floor; None before any trial."""
-        best, left = best_of(self.results), ~self._is_tried()
-        if best is None or best.step_time_s is None:
-            return None
-        return max(best.step_time_s / float(self.pool.floor_s[left].min()) - 1.0, 0.0) if left.any() else 0.0
-
     def brief(self) -> Brief:
         """What a brain is told now."""
         best = best_of(self.results)

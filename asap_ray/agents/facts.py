@@ -24,15 +24,10 @@ def facts_of_result(problem: Problem, result: Result) -> dict[str, Fact]:
     estimate = result.estimate or result.roofline
     if estimate is None or result.diagnosis is None:
         return told
-    return told | facts_of_step(estimate, result.diagnosis)
+    return told | _of_step(estimate, result.diagnosis)
 
 
-def facts_of(problem: Problem, estimate: Estimate, diagnosis: Diagnosis) -> dict[str, Fact]:
-    """Facts of an estimate, such as that of a baseline."""
-    return _of_plan(problem, estimate.plan) | facts_of_step(estimate, diagnosis)
-
-
-def facts_of_step(estimate: Estimate, diagnosis: Diagnosis) -> dict[str, Fact]:
+def _of_step(estimate: Estimate, diagnosis: Diagnosis) -> dict[str, Fact]:
     """What bounds a step, the shares of its parts, and memory."""
     found: dict[str, Fact] = {
         field.name: value

@@ -287,6 +287,16 @@ def _device_order(text: str) -> np.ndarray:
     return (ids.transpose(_ints(found[2])) if found[2] else ids).ravel()
 
 
+def last_device(attributes: str) -> int:
+    """The largest number of a device that a collective names; 0 where it names none, or in a form that is not known."""
+    pairs = _pairs(_PAIRS, attributes)
+    try:
+        groups = pairs if len(pairs) else replica_groups(attributes, 1)
+    except HloError:
+        return 0
+    return int(groups.max(initial=0))
+
+
 def ascends(attributes: str) -> bool | None:
     """Whether a permute sends to the next higher device, as most of its pairs do; None where it has no pairs."""
     pairs = _pairs(_PAIRS, attributes)

@@ -6,6 +6,7 @@ how often a loop runs; whoever timed the ops has counted them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,8 @@ class Facts:
             HloError: the program is for another number of devices than the plan.
         """
         self.module, self.plan, self.workload = module, plan, workload
-        self.mesh = DeviceMesh(plan, module.partitions) if plan else None
+        self.devices = _devices(module, plan)
+        self.mesh = DeviceMesh(plan, self.devices) if plan else None
 
     def rows(self) -> dict[str, Op]:
         """A row without time for each instruction that runs by itself, by name."""
@@ -110,7 +112,7 @@ class Facts:
         given = sum(array.bytes for each in where.operands(inner) for array in each.arrays)
         if kind == "permute":
             return given
-        ranks = collectives.replica_groups(inner.attributes, self.module.partitions).shape[1]
+        ranks = collectives.replica_groups(inner.attributes, self.devices).shape[1]
         return collectives.sent_bytes(kind, given * ranks if kind == "all_gather" else given, ranks)
 
     def _named(self, op: Instruction) -> Instruction:
@@ -120,3 +122,15 @@ class Facts:
         body = self.module.called(op)
         named = [each for each in (body.root, *body.instructions) if each.op_name] if body else []
         return next((each for each in named if each.opcode != "constant"), op)
+
+
+def _devices(module: Module, plan: Plan | None) -> int:
+    """Devices that a program's groups are about: as its header says, else no fewer than they name, and of a plan all or
+    those of one slice. A program that a trace holds has lost its header."""
+    if module.partitions > 1:
+        return module.partitions
+    every = (each for computation in module.computations.values() for each in computation.instructions)
+    moving = [each for each in every if each.opcode.removesuffix("-start") in KINDS]
+    named = 1 + max((collectives.last_device(each.attributes) for each in moving), default=0)
+    sizes = (math.prod(plan.ici), math.prod(plan.sizes)) if plan else ()
+    return min((size for size in sizes if size >= named), default=named)

@@ -22,10 +22,10 @@ _WIRES = (
     ("reduce_scatter", re.compile(r"reduce[-_]?scatter", re.IGNORECASE)),
     ("all_reduce", re.compile(r"all[-_]?reduce", re.IGNORECASE)),
     ("all_to_all", re.compile(r"all[-_]?to[-_]?all", re.IGNORECASE)),
-    ("permute", re.compile(r"collective[-_]?permute|^(send|recv)\b|nccl\w*(sendrecv|_send|_recv)", re.IGNORECASE)),
+    ("permute", re.compile(r"collective[-_]?permute|^(host )?(send|recv)\b|nccl\w*(send|recv)", re.IGNORECASE)),
 )
 _CONTROLS = re.compile(r"(while|conditional|call|async-computation)$")
-_INPUTS = re.compile(r"(infeed|outfeed|host (send|recv)|(send|recv)\b.*\bhost)", re.IGNORECASE)
+_INPUTS = re.compile(r"(infeed|outfeed)", re.IGNORECASE)
 _ATTENTION = re.compile(r"splash|flash|fmha|\bmha\b|attention", re.IGNORECASE)
 _MATMUL = re.compile(
     r"\bdot\b|_dot\b|^dot|convolution|\bconv\b|gemm|matmul|cublas|cutlass|nvjet|wgmma|xmma|ragged[-_]dot|\bt?gmm\b",
@@ -33,9 +33,16 @@ _MATMUL = re.compile(
 )
 _COPIES = re.compile(
     r"^(wrapped_)?(copy|transpose|bitcast|reshape|slice|dynamic[-_](update[-_])?slice|concatenate|pad|gather|reverse|"
-    r"memcpy|memset|data formatting)([-_ ]|$)(?!.*(add|sub|mul|div|reduce|select|exp|tanh|compare|convert))",
+    r"mem(cpy|set)\w*|data formatting)([-_ ]|$)(?!.*(add|sub|mul|div|reduce|select|exp|tanh|compare|convert))",
     re.IGNORECASE,
 )
+_SHUFFLES = frozenset(
+    (
+        *("broadcast", "concatenate", "data formatting", "dynamic-slice", "dynamic-update-slice", "gather", "pad"),
+        *("reverse", "scatter", "select", "select-and-scatter", "shuffle", "slice", "sort"),
+    )
+)
+"""XProf's categories of moving data within a device (smart_suggestion/signal_provider.h)."""
 _CUSTOM = re.compile(r"^custom[-_]?call", re.IGNORECASE)
 
 
@@ -70,6 +77,10 @@ def started_by(text: str) -> str:
 
 def category_of(name: str, said: str = "", opcode: str = "") -> str:
     """The category of an op: by what XProf says of it, then by its opcode, then by its name."""
+    if _INPUTS.match(opcode or name) or _INPUTS.match(said):
+        return "input"
+    if _CONTROLS.match(opcode) or _CONTROLS.match(said):
+        return "other"
     for text in (said, opcode, name):
         for kind, pattern in _WIRES:
             if text and pattern.search(text):
@@ -79,7 +90,7 @@ def category_of(name: str, said: str = "", opcode: str = "") -> str:
         if any(pattern.search(text) for text in texts):
             return kind
     bare = _NUMBERS.sub("", name)
-    if any(_COPIES.search(text) for text in (said, opcode, bare) if text):
+    if said in _SHUFFLES or any(_COPIES.search(text) for text in (said, opcode, bare) if text):
         return "copy"
     return "custom" if any(_CUSTOM.search(text) for text in (said, opcode, bare)) else "elementwise"
 
@@ -98,16 +109,13 @@ def kind_of(text: str, *, said: str = "", known: Op | None = None, module: str =
     category = known.category if known else category_of(name, said, opcode)
     done = bool(re.search(r"-(done|update)(\.|$)", short_name(text)))
     op = replace(known, count=0.0, seconds=0.0, exposed_s=0.0) if known else Op(name=name, category=category)
-    return Kind(op=op, module=module, rank=_rank(name, said, opcode, op), counts=not done)
+    return Kind(op=op, module=module, rank=_rank(name, op), counts=not done)
 
 
-def _rank(name: str, said: str, opcode: str, op: Op) -> int:
-    if op.category in COLLECTIVES:
-        return WIRE
-    if _INPUTS.match(opcode) or _INPUTS.match(said) or _INPUTS.match(name):
-        return INPUT
-    if _CONTROLS.match(opcode) or _CONTROLS.match(said):
-        return CONTROL
+def _rank(name: str, op: Op) -> int:
+    ranks = {**dict.fromkeys(COLLECTIVES, WIRE), "input": INPUT, "other": CONTROL}
+    if op.category in ranks:
+        return ranks[op.category]
     beside = bool(re.search(r"-(start|done)(\.|$)", name)) or bool(re.match(r"mem(cpy|set)", name, re.IGNORECASE))
     return COPY if op.category == "copy" and beside else CORE
 

@@ -7,6 +7,7 @@ exposed seconds of all and the gaps where nothing is under way add up to the win
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 Key = tuple[str, str]
 """Program and op."""
+SAME_S = 1e-11
+"""Moments nearer than this are one: profilers count picoseconds."""
 CORE, WIRE, COPY, INPUT, CONTROL = range(5)
 """Ranks; control is a loop or a call that only holds others."""
 
@@ -88,7 +91,7 @@ def sweep(intervals: Sequence[Interval], start: float, end: float) -> Swept:
     active: dict[tuple[int, Key], int] = {}
     now = start
     for moment, opens, index in edges:
-        if moment > now:
+        if moment > now + SAME_S:
             _account(swept, active, now, moment)
             now = moment
         place = intervals[index].rank, intervals[index].key
@@ -98,7 +101,7 @@ def sweep(intervals: Sequence[Interval], start: float, end: float) -> Swept:
             del active[place]
         else:
             active[place] -= 1
-    if end > now:
+    if end > now + SAME_S:
         swept.gaps.append((now, end))
     return swept
 
@@ -133,15 +136,13 @@ def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def shared(gaps: Iterable[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Where gaps and merged spans meet; both in order."""
-    found, at = [], 0
+    found = []
     for start, end in gaps:
-        while at < len(spans) and spans[at][1] <= start:
+        at = bisect_right(spans, start, key=lambda span: span[1])
+        while at < len(spans) and spans[at][0] < end:
+            found.append((max(start, spans[at][0]), min(end, spans[at][1])))
             at += 1
-        each = at
-        while each < len(spans) and spans[each][0] < end:
-            found.append((max(start, spans[each][0]), min(end, spans[each][1])))
-            each += 1
-    return [(start, end) for start, end in found if end > start]
+    return found
 
 
 def without(gaps: Iterable[tuple[float, float]], spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

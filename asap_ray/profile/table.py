@@ -24,6 +24,7 @@ CATEGORIES = (
     "all_to_all",
     "permute",
     "custom",
+    "input",
     "other",
 )
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")

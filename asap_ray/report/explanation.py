@@ -11,6 +11,7 @@ from asap_ray.report.compiled import tried_blocks
 from asap_ray.report.observed import observed_blocks
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.summary import estimate_fields, finite, observed_fields, tried_fields
+from asap_ray.report.traced import traced_blocks, traced_fields
 
 if TYPE_CHECKING:
     from asap_ray.diagnosis import Diagnosis
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from asap_ray.observation import Observation
     from asap_ray.physics.estimate import Estimate, Neighbour
     from asap_ray.report.answer import Tried
+    from asap_ray.report.traced import Traced
     from asap_ray.workload import Workload
 
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 class Explanation:
     """A plan's estimate with its diagnosis and its neighbours; `chosen` says how the plan came to be explained.
 
-    `tried` and `observed` are what a compiler said of it and what its program shows, where one was asked.
+    `tried` and `observed` are what a compiler said of it and what its program shows, where one was asked; `traced` and
+    `traced_observed` a trace of the plan, and that beside the roofline's figures, where one was given.
     """
 
     model: str
@@ -42,6 +45,8 @@ class Explanation:
     versions: Mapping[str, str]
     tried: Tried | None = None
     observed: Observation | None = None
+    traced: Traced | None = None
+    traced_observed: Observation | None = None
 
 
 def blocks(told: Explanation) -> Iterator[Block]:
@@ -72,6 +77,10 @@ def closing(told: Explanation, file: str) -> Iterator[Block]:
         note = sentences.COMPILED_ONLY
     if told.observed is not None:
         yield from observed_blocks(told.observed)
+    if told.traced is not None and told.traced_observed is not None:
+        yield from traced_blocks(told.traced)
+        yield from observed_blocks(told.traced_observed)
+        note = "the trace is measured; all else is priced by the roofline"
     yield Block(facts=(("file", file), ("note", note)))
 
 
@@ -98,6 +107,9 @@ def explanation_fields(told: Explanation) -> dict[str, Any]:
             "diagnosis": asdict(told.diagnosis),
             "compiled": tried_fields(told.tried) if told.tried else None,
             "observed": observed_fields(told.observed),
+            "traced": traced_fields(told.traced) | {"observed": observed_fields(told.traced_observed)}
+            if told.traced
+            else None,
             "baseline": estimate_fields(told.baseline),
             "steps": [_step_fields(step) for step in told.steps],
             "wall_s": told.wall_s,

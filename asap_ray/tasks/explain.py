@@ -51,6 +51,10 @@ def run(config: Config) -> int:
         AsapError: something for the user to change.
     """
     started = time.monotonic()
+    if config.profile is not None and not config.model:
+        from asap_ray.tasks import traced  # what reads traces is loaded only where there is one
+
+        return traced.run(config)
     if len(config.hardware.slices) > 1:
         raise ConfigError("hardware", config.hardware.slices, "one slice: task=explain takes one plan apart")
     setting = load(config)
@@ -74,6 +78,8 @@ def run(config: Config) -> int:
             print_blocks(priced, output, stream)
             priced = []
         told = _compiled(config, compiling, told, ledger, stream, started)
+    if config.profile is not None:
+        told = _traced(config, setting, told)
     fields = explanation_fields(told)
     ledger.append("explained", {"plan": told.estimate.plan.line, **fields})
     text, path = json.dumps(fields, indent=2, allow_nan=False) + "\n", config.run_path / "explanation.json"
@@ -109,6 +115,15 @@ def _compiled(
         wall_s=time.monotonic() - started,
         versions=versions(compiling=True),
     )
+
+
+def _traced(config: Config, setting: Setting, told: Explanation) -> Explanation:
+    """The explanation with the trace that was taken when the plan was run."""
+    from asap_ray.tasks import traced
+
+    found = traced.read(config, told.estimate.plan, setting.workload)
+    seen = traced.observed(found, setting.tiers[0].problem, told.estimate)
+    return replace(told, traced=found, traced_observed=seen, versions=versions(compiling=True))
 
 
 def _explanation(config: Config, setting: Setting, baseline: Estimate | None, started: float) -> Explanation:

@@ -70,6 +70,23 @@ def test_the_sampler_of_a_trial_hangs_on_run_seed_and_number_alone() -> None:
     assert len({trial_seed(s, n) for s in range(20) for n in range(20)}) == 400
 
 
+def test_what_is_sampled_hangs_on_the_number_not_on_who_asked_for_the_trials_before(pool: Pool) -> None:
+    study, again = Study(pool, "random", 0), Study(pool, "random", 0)
+    every = np.ones(len(pool), bool)
+    asked = [study.sample(every) for _ in range(8)]
+    assert len({row for _, row in filter(None, asked)}) > 4
+    for row in range(5):
+        again.enqueue(row)
+    assert [again.sample(every) for _ in range(3)] == asked[5:]
+
+
+def test_what_does_not_fit_is_told_so_also_where_nobody_knows_by_how_much(pool: Pool) -> None:
+    searcher = BlackBox(pool, "random", seed=0)
+    searcher.tell([Result(candidate=each, status="infeasible") for each in searcher.ask(1)])
+    (trial,) = searcher.study.optuna.get_trials()
+    assert trial.constraints == {"hbm_over_bytes": 1.0}
+
+
 def test_trials_hold_what_was_evaluated_under_the_same_keys(pool: Pool) -> None:
     searcher = BlackBox(pool, "tpe", seed=3)
     told = rounds(pool, searcher, 6)
