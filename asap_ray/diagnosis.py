@@ -216,6 +216,9 @@ def place_words(seen: Observation) -> str:
 
 
 def _abstains_seen(seen: Observation, bound: str, exposed: float) -> str | None:
+    if seen.source == "trace" and bound in ("host", "input"):
+        share = (seen.resources["host"] + seen.resources.get("input", 0.0)) / seen.step_time_s
+        return f"the mesh is not the bottleneck: devices do nothing for {share:.1%} of the step, mostly {LABELS[bound]}"
     again = seen.redundant
     movable = exposed + again / (1.0 + again) * seen.resources["compute"]
     if bound != "compute" or movable >= NOTHING_TO_GAIN * seen.step_time_s:

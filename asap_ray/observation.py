@@ -114,13 +114,13 @@ class Observation:
     """What a profile shows of a step.
 
     `seconds` shares the step among the kinds of op on its path, `resources` among what they wait for: the matrix units,
-    HBM, the links at either level, or nothing (`host`). `mxu` and `hbm` are achieved over peak. `flops` are of all
-    devices by phase, as a model's own are counted, `redone_flops` what kernels do besides; `model_flops` are the
-    model's own, and `policy_flops` what the recomputation policy is priced to add. `unpredicted` are the collectives
-    that move more than the plan must, by enough to matter, the most bytes first. `memory` is bytes of a device by part,
-    `buffers` the largest at the peak. `doubts` say what of the profile is not certain. `idle_ticks` are a pipeline's
-    ticks without a micro-batch over those with one, where its ranks compute in them all the same, and `layer_flops` the
-    model's own in its layers, which is what they compute.
+    HBM, the links at either level, in a trace input, or nothing (`host`). `mxu` and `hbm` are achieved over peak.
+    `flops` are of all devices by phase, as a model's own are counted, `redone_flops` what kernels do besides;
+    `model_flops` are the model's own, and `policy_flops` what the recomputation policy is priced to add. `unpredicted`
+    are the collectives that move more than the plan must, by enough to matter, the most bytes first. `memory` is bytes
+    of a device by part, `buffers` the largest at the peak. `doubts` say what of the profile is not certain.
+    `idle_ticks` are a pipeline's ticks without a micro-batch over those with one, where its ranks compute in them all
+    the same, and `layer_flops` the model's own in its layers, which is what they compute.
     """
 
     source: str
@@ -237,10 +237,12 @@ def _seconds(ops: Iterable[Op], step: float) -> dict[str, float]:
 
 def _resources(ops: Iterable[Op], step: float, rates: tuple[float, float]) -> dict[str, float]:
     """The critical path by what it waits for: an op waits for HBM where it keeps that busier than the matrix units."""
-    found = dict.fromkeys(("compute", "hbm", "ici", "dcn", "host"), 0.0)
+    found: dict[str, float] = dict.fromkeys(("compute", "hbm", "ici", "dcn", "host"), 0.0)
     for op in ops:
         if op.category in COLLECTIVES:
             found[op.level if op.level in found else "ici"] += op.exposed_s
+        elif op.category == "input":
+            found["input"] = found.get("input", 0.0) + op.exposed_s
         elif _waits(op):
             found["host"] += op.exposed_s
         else:

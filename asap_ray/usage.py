@@ -30,6 +30,7 @@ EXAMPLES = """\
   asap-ray +model=llama70b 'tiers=[roofline,compile]' budget.compile=4
   asap-ray baseline=my_maxtext.yml hardware=v5p-128
   asap-ray task=explain +model=llama70b plan='fsdp=16 tensor=4 micro_batch=2 remat=full'
+  asap-ray task=explain profile=trace/
   asap-ray task=show run_dir=runs/llama70b-v5p-128-maxtext
   asap-ray task=export run_dir=runs/llama70b-v5p-128-maxtext to=maxtext
   asap-ray task=validate 'validate.tables=[mine.csv]' output=json"""

@@ -207,3 +207,17 @@ def test_what_the_host_needs_is_no_work_of_the_device() -> None:
     assert found.seconds == pytest.approx({"matmul": 5.0, "host": 1.0})
     assert found.resources["host"] == pytest.approx(1.0)
     assert diagnose_observed(found).bound == "host"
+
+
+def test_of_a_trace_waiting_is_told_apart_and_no_mesh_is_asked_for() -> None:
+    work = op("matmul", 6.0, flops=own_flops(1.0))
+    waits = op("input", 3.0, phase="other"), op("other", 1.0, name="idle", phase="other")
+    profile = Profile(ops=(work, *waits), chip="v5e", clock_hz=1.5e9, source="trace")
+    found = observe(profile, PROBLEM, estimate(), {})
+    assert found.seconds == pytest.approx({"matmul": 6.0, "input": 3.0, "host": 1.0})
+    assert (found.resources["input"], found.resources["host"]) == (3.0, 1.0)
+    diagnosis = diagnose_observed(found)
+    assert diagnosis.bound == "input"
+    assert diagnosis.abstains == (
+        "the mesh is not the bottleneck: devices do nothing for 40.0% of the step, mostly waiting for input"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -58,7 +58,7 @@ class PlaneLike(Protocol):
 
 
 class Reader:
-    """Reads the planes of one host's file.
+    """Reads the planes of one host's file: the host first, then one device after the other.
 
     `chip` is what the devices are called, `peaks` are FLOP/s and bytes/s of HBM of one, where the planes tell.
     """
@@ -72,21 +72,19 @@ class Reader:
 
     def host(self, name: str, planes: Iterable[PlaneLike]) -> Host:
         """What the planes say of a host."""
-        devices = []
         for plane in planes:
-            if _DEVICE.match(plane.name):
-                devices.append(self._device(plane))
-            elif plane.name == HOST_PLANE:
+            if plane.name == HOST_PLANE:
                 self._threads.read(plane)
         threads = self._threads
-        if not devices:
-            devices, self.chip = threads.devices(), "cpu"
-        return Host(
-            name=name,
-            devices=tuple(device for device in devices if any(device.lines)),
-            annotated=threads.steps(),
-            busy={"input": tuple(merged(threads.input)), "host": tuple(merged(threads.busy))},
-        )
+        busy = {"input": tuple(merged(threads.input)), "host": tuple(merged(threads.busy))}
+        return Host(name=name, annotated=threads.steps(), busy=busy)
+
+    def devices(self, planes: Iterable[PlaneLike]) -> Iterator[Device]:
+        """What the planes say of each device that did anything; ask for the host first, which may have done it."""
+        own = [plane for plane in planes if _DEVICE.match(plane.name)]
+        self.chip = "" if own else "cpu"
+        found = map(self._device, own) if own else self._threads.devices()
+        return (device for device in found if any(device.lines))
 
     def kind(self, plane: str, text: str, module: str) -> Kind:
         """The kind of an op of a program."""

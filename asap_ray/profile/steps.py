@@ -55,11 +55,10 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One host's part of a trace: its devices, the steps that its loop annotates as (start, end), and when it was busy
-    with what (`input`, `host`), the first of them first where two meet."""
+    """One host's part of a trace: the steps that its loop annotates as (start, end), and when it was busy with what
+    (`input`, `host`), the first of them first where two meet."""
 
     name: str
-    devices: tuple[Device, ...]
     annotated: tuple[Span, ...] = ()
     busy: dict[str, tuple[Span, ...]] = field(default_factory=dict)
 

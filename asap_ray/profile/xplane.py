@@ -145,12 +145,12 @@ def _read_file(file: Path, programs: Programs) -> tuple[list[DeviceSteps], Reade
     from jax.profiler import ProfileData  # JAX takes a second to load
 
     try:
-        planes = ProfileData.from_serialized_xspace(data).planes
+        planes = list(ProfileData.from_serialized_xspace(data).planes)
     except RuntimeError as error:
         raise TraceError(f"{shown(file)}: JAX cannot read it: {shown(error)}") from None
     reader = Reader(tables, programs.of(tables))
     host = reader.host(file.name.removesuffix(SUFFIX), planes)  # JAX calls it after the host
-    return [steps_of(host, device) for device in host.devices], reader
+    return [steps_of(host, device) for device in reader.devices(planes)], reader
 
 
 def _bytes(file: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,22 +30,22 @@ def device(*turns: tuple[Line, Line], name: str = "TPU:0", launches: bool = True
     return Device(name=name, lines=(core, wires), launches=runs if launches else ())
 
 
-def steps(host: Host) -> list[DeviceSteps]:
-    return [steps_of(host, device) for device in host.devices]
+def steps(*devices: Device, **host: Any) -> list[DeviceSteps]:
+    return [steps_of(Host(name="h", **host), each) for each in devices]
 
 
-def profile(host: Host) -> Profile:
-    return profile_of(steps(host))
+def profile(*devices: Device, **host: Any) -> Profile:
+    return profile_of(steps(*devices, **host))
 
 
 def test_a_step_lasts_until_the_next_begins() -> None:
-    (found,) = steps(Host(name="h", devices=(device(turn(0), turn(10), turn(21)),)))
+    (found,) = steps(device(turn(0), turn(10), turn(21)))
     assert found.found_by == "launches of the main program"
     assert found.seconds == (10, 11)
 
 
 def test_rows_are_of_one_step_and_a_done_is_its_starts() -> None:
-    found = profile(Host(name="h", devices=(device(turn(0), turn(10), turn(20)),)))
+    found = profile(device(turn(0), turn(10), turn(20)))
     rows = {op.name: op for op in found.ops}
     assert found.step_time_s == 10
     assert (rows["dot.1"].count, rows["dot.1"].exposed_s, rows["dot.1"].flops) == (2, 6, 20)
@@ -60,7 +61,7 @@ def test_devices_and_steps_are_averaged_and_an_odd_step_left_out() -> None:
     """Two devices, the second waits 2 s longer; the third step of both is followed by a pause of 90 s."""
     first = device(turn(0), turn(20), turn(40), turn(150))
     second = device(turn(0, 2), turn(20, 2), turn(40, 2), turn(150, 2), name="TPU:1")
-    found = profile(Host(name="h", devices=(first, second)))
+    found = profile(first, second)
     rows = {op.name: op for op in found.ops}
     assert found.step_time_s == 20
     assert rows["all-gather-start.1"].exposed_s == 4
@@ -74,16 +75,15 @@ def test_the_middle_half_of_steps_is_by_their_time() -> None:
 
 
 def test_the_hosts_steps_are_taken_where_the_work_lies_in_them() -> None:
-    inside = Host(name="h", devices=(device(turn(1), turn(13)),), annotated=((0, 10), (12, 22)))
-    assert [each.seconds for each in steps(inside)] == [(12,)]
-    ahead = Host(name="h", devices=(device(turn(1), turn(13)),), annotated=((0, 0.1), (0.2, 0.3)))
-    (found,) = steps(ahead)
+    (found,) = steps(device(turn(1), turn(13)), annotated=((0, 10), (12, 22)))
+    assert (found.seconds, found.found_by) == ((12,), "steps that the host annotates")
+    (found,) = steps(device(turn(1), turn(13)), annotated=((0, 0.1), (0.2, 0.3)))
     assert found.found_by == "launches of the main program"
 
 
 def test_launches_of_micro_batches_make_one_step() -> None:
     turns = (turn(0), turn(10), turn(20), turn(30))
-    (found,) = steps(Host(name="h", devices=(device(*turns),), annotated=((-5, -4), (-3, -2))))
+    (found,) = steps(device(*turns), annotated=((-5, -4), (-3, -2)))
     assert found.seconds == (20,)
     assert found.found_by == "launches of the main program, 2 a step"
 
@@ -91,7 +91,7 @@ def test_launches_of_micro_batches_make_one_step() -> None:
 def test_small_programs_beside_the_main_one_make_no_steps() -> None:
     whole = device(turn(0), turn(10), turn(20))
     launches = tuple(sorted((*whole.launches, *((start, start + 0.1, "jit_add") for start in (9.2, 9.5, 19.3)))))
-    (found,) = steps(Host(name="h", devices=(replace(whole, launches=launches),)))
+    (found,) = steps(replace(whole, launches=launches))
     assert found.seconds == (10, 10)
 
 
@@ -100,19 +100,16 @@ def test_streams_without_launches_are_cut_where_an_op_runs_once_a_step() -> None
     whole = device(turn(0), turn(10), turn(20), launches=False)
     norm = kind_of("loop_add_fusion", module="p")
     once = tuple((start + 9.5, start + 10, norm) for start in (0, 10, 20))
-    (found,) = steps(Host(name="h", devices=(replace(whole, lines=(*whole.lines, once)),)))
+    (found,) = steps(replace(whole, lines=(*whole.lines, once)))
     assert found.found_by == "an op that runs once a step"
     assert found.seconds == (10, 10)
 
 
 def test_gaps_are_laid_to_what_the_host_does_in_them() -> None:
-    host = Host(
-        name="h",
-        devices=(device(turn(0), turn(12)),),
-        busy={"input": ((9, 9.5), (11, 12)), "host": ((8, 10),)},
-    )
-    (found,) = steps(host)
+    whole, busy = device(turn(0), turn(12)), {"input": ((9, 9.5), (11, 12)), "host": ((8, 10),)}
+    (found,) = steps(whole, busy=busy)
     assert dict(found.account.waits) == {"input": 1.5, "host": 0.5, "idle": 1.0}
-    rows = {op.name: op for op in profile(host).ops}
+    told = profile(whole, busy=busy)
+    rows = {op.name: op for op in told.ops}
     assert (rows["input"].category, rows["host"].category) == ("input", "other")
-    assert profile(host).step_time_s == 12
+    assert told.step_time_s == 12
