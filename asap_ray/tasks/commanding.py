@@ -28,6 +28,8 @@ from asap_ray.tiers.template import Template, Words
 from asap_ray.tiers.templates import template_from_mapping
 
 MAXTEXT = "maxtext"
+SAID = ("global_batch", "seq_len", "steps", "total_steps")
+"""What else the command says for the user: asap_ray's own keys have it."""
 PROBE_S = 120.0
 """How long an interpreter may take to say what is installed: a network drive may be slow."""
 PROBE = """
@@ -114,20 +116,26 @@ def with_args(template: Template, args: Sequence[str]) -> Template:
     Raises:
         ConfigError: a word says what the plan says.
     """
-    groups, added = list(template.argv), list[str]()
+    groups = list(template.argv)
     for word in args:
         name = word.partition("=")[0]
-        same = [(i, j) for i, each in enumerate(groups) for j, old in enumerate(each.words) if _key(old) == name]
-        for i, j in same:
-            words = groups[i].words
-            follows = words[j + 1 : j + 2] if "=" not in words[j] else ()
-            if _of_plan((words[j], *follows)) or groups[i].condition.when or groups[i].condition.unless:
-                raise ConfigError("command.args", word, f"a word that the plan does not say: {' '.join(words[j:][:2])}")
-            if "=" not in word or "=" not in words[j]:
-                raise ConfigError("command.args", word, f"written as in the template, {name}=VALUE: it has {words[j]}")
-            groups[i] = replace(groups[i], words=(*words[:j], _literal(word), *words[j + 1 :]))
-        added += [] if same else [_literal(word)]
-    return replace(template, argv=(*groups, Words(words=tuple(added)))) if args else template
+        for i, each in enumerate(groups):
+            for place, old in enumerate(each.words):
+                if _key(old) == name:
+                    _check_free(word, each, place)
+            groups[i] = replace(each, words=tuple(old for old in each.words if _key(old) != name))
+    return replace(template, argv=(*groups, Words(words=tuple(map(_literal, args))))) if args else template
+
+
+def _check_free(word: str, group: Words, place: int) -> None:
+    """A word of the template is the user's to say: no plan decides it, and both are written key=value."""
+    old = group.words[place]
+    beside = [old] if "=" in old else list(group.words[place : place + 2])
+    said = {name for text in beside for name in names_in(text)}
+    if (said | {*group.condition.when, *group.condition.unless}) & {*OF_PLAN, *DERIVED, *SAID}:
+        raise ConfigError("command.args", word, f"a word that the plan does not say: {' '.join(beside)}")
+    if "=" not in word or "=" not in old:
+        raise ConfigError("command.args", word, f"written as in the template, {_key(old)}=VALUE: it has {old}")
 
 
 def _key(word: str) -> str:
@@ -137,11 +145,6 @@ def _key(word: str) -> str:
 def _literal(word: str) -> str:
     """The user's word as it is: braces in it name nothing."""
     return word.replace("{", "{{").replace("}", "}}")
-
-
-def _of_plan(words: Sequence[str]) -> bool:
-    said = {name for word in words for name in names_in(word)}
-    return bool(said & {*OF_PLAN, *DERIVED, "global_batch", "seq_len", "total_steps", "steps"})
 
 
 def _for_model(config: Config, template: Template) -> Template:

@@ -127,20 +127,18 @@ class TestRefusals:
 class TestArguments:
     of = template_from_mapping(
         "mine",
-        {"argv": ["steps=3", "tp={tensor}", ["--lr", "1"]], "log": {"step": "(?P<seconds>.)"}},
+        {
+            "argv": ["seed=3", {"when": {"vendor": "nvidia"}, "words": "on=gpu"}, "tp={tensor}", ["--lr", "1"]],
+            "log": {"step": "(?P<seconds>.)"},
+        },
     )
 
     def said(self, of: Template) -> list[str]:
         return [word for each in of.argv for word in each.words]
 
-    def test_a_key_takes_the_place_of_its_word_and_others_come_last(self) -> None:
-        assert self.said(with_args(self.of, ["steps=9", "more={x}"])) == [
-            "steps=9",
-            "tp={tensor}",
-            "--lr",
-            "1",
-            "more={{x}}",
-        ]
+    def test_a_key_takes_the_place_of_its_word_wherever_no_plan_decides_it(self) -> None:
+        found = with_args(self.of, ["seed=9", "on=cpu", "more={x}"])
+        assert self.said(found) == ["tp={tensor}", "--lr", "1", "seed=9", "on=cpu", "more={{x}}"]
 
     @pytest.mark.parametrize(
         ("word", "sentence"),
