@@ -113,12 +113,16 @@ class Calibration:
 CONSTANTS = {entry.name: entry.metadata for entry in fields(Calibration) if entry.name != "sources"}
 """Owner and bounds of each constant."""
 _FITTED = ("fitted", "rows")
+SPREADS = ("spread_compute", "spread_network", "spread_host")
+"""How far estimates are off: of a stack, unless a chip's own file says so of the chip."""
 
 
 class Calibrations(dict[str, Calibration]):
-    """Calibrations of classes and chips by name; `stacks` holds, by stack, the constants that it changes."""
+    """Calibrations of classes and chips by name; `stacks` holds, by stack, the constants that it changes, `spreads`, by
+    chip, how far off estimates are where its own file says so."""
 
     stacks: dict[str, Mapping[str, float]]
+    spreads: dict[str, Mapping[str, float]]
 
 
 def calibration_from_mapping(name: str, given: Mapping[str, object]) -> Calibration:
@@ -142,12 +146,14 @@ def calibrations_from_mappings(given: Mapping[str, Mapping[str, object]]) -> Cal
         ConfigError: as `calibration_from_mapping`, or bases do not lead to a whole calibration.
     """
     found = Calibrations()
-    found.stacks = {}
+    found.stacks, found.spreads = {}, {}
     for name, mapping in given.items():
         if "stack" in mapping:
             found.stacks[str(mapping["stack"])] = _stack_constants(name, mapping)
         else:
             found[name] = calibration_from_mapping(name, _whole(name, given))
+            if "base" in mapping:
+                found.spreads[name] = {key: getattr(found[name], key) for key in SPREADS if key in mapping}
     return found
 
 
@@ -181,9 +187,13 @@ def _fits(name: str, given: Mapping[str, object]) -> Mapping[object, object]:
 
 
 def calibration_of(chip: Chip, stack: str, calibrations: Calibrations) -> Calibration:
-    """The chip's own calibration, or its class's, with what the stack changes."""
-    own = calibrations.get(chip.name.replace("-", "_"), calibrations[chip.kind])
-    return replace(own, **calibrations.stacks.get(stack, {}))
+    """The chip's own calibration, or its class's, with what the stack changes.
+
+    Where a chip's own file says how far estimates are off, they are off so on that chip with any stack.
+    """
+    name = chip.name.replace("-", "_")
+    own = calibrations.get(name, calibrations[chip.kind])
+    return replace(own, **calibrations.stacks.get(stack, {}), **calibrations.spreads.get(name, {}))
 
 
 def _stack_constants(name: str, given: Mapping[str, object]) -> Mapping[str, float]:

@@ -153,7 +153,8 @@ def beside_facts(where: Slice, now: Estimate, before: Estimate) -> Iterator[tupl
     yield "differs", time_words(now, before)
     yield "speed", sentences.speed_line(where, now)
     yield "floor", sentences.floor_line(now)
-    yield "time", sentences.parts_line(now.time_parts, now.step_time_s)
+    if now.time_parts:
+        yield "time", sentences.parts_line(now.time_parts, now.step_time_s)
     yield "memory", f"{sentences.memory_line(where, now)}; the roofline said {units.gigabytes(before.hbm_bytes)}"
     yield "differs", memory_words(now, before)
 
@@ -256,8 +257,10 @@ def _difference_words(
     before_parts: Mapping[str, float],
     show: Callable[[float], str],
 ) -> str:
-    parts = difference(now_parts, before_parts, show)
     head = f"{_signed(now - before, show)} ({100 * (now / before - 1):+.1f}%)"
+    if not any(now_parts.values()):  # a clock knows no parts
+        return head
+    parts = difference(now_parts, before_parts, show)
     return f"{head}: {parts}" if parts else f"{head}, no part by more than {TOLD:.0%} of it"
 
 

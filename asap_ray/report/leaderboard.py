@@ -58,12 +58,12 @@ def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> d
     if found.hbm_bytes is not None:
         record |= {"hbm_bytes": found.hbm_bytes, "fits": found.status != "infeasible"}
     return record | {
-        "compile": found.status,
-        "compile_bundle": tried.bundle,
-        "compile_reason": found.reason or None,
-        "compile_over_bytes": found.over_bytes,
-        "compile_took_s": tried.took_s,
-        "compile_cached": found.cached,
+        "trial": found.status,
+        "trial_bundle": tried.bundle,
+        "trial_reason": found.reason or None,
+        "trial_over_bytes": found.over_bytes,
+        "trial_took_s": tried.took_s,
+        "trial_cached": found.cached,
         "evidence": found.evidence,
         "roofline_step_time_s": tried.roofline.step_time_s,
         "roofline_hbm_bytes": tried.roofline.hbm_bytes,
@@ -122,14 +122,14 @@ def markdown_text(rows: list[dict[str, Any]]) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     memory = units.gigabytes(row["hbm_bytes"])
-    over = row.get("compile_over_bytes") or row["hbm_bytes"] - row["hbm_limit_bytes"]
+    over = row.get("trial_over_bytes") or row["hbm_bytes"] - row["hbm_limit_bytes"]
     if not row["fits"]:
         memory += f", {units.gigabytes(over)} too big"
     return (
         str(row["rank"] or units.DASH),
         f"`{row['plan_id']}`",
         row["hardware"].replace("|", "\\|"),
-        row["source"] if row.get("compile", "complete") == "complete" else f"compile: {row['compile']}",
+        row["source"] if row.get("trial", "complete") == "complete" else f"{row['source']}: {row['trial']}",
         units.seconds(row["step_time_s"]),
         f"{row['step_time_s'] / row['floor_s']:.2f}",
         units.percent(row["mfu"]),

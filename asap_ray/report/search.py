@@ -32,6 +32,8 @@ def search_blocks(one: SliceAnswer) -> Iterator[Block]:
     if rows := closed_rows(found):
         grid = Grid(header=("by", "what", "plans", "why"), rows=tuple(rows), words=("by", "what", "why"))
         yield Block(title=f"What the trainer and agents removed on {one.slice.name}", grid=grid)
+    if grid := profile_grid(found):
+        yield Block(title=f"Profiles of the trials on {one.slice.name}", grid=grid)
     if rows := accuracy_rows(found):
         header = (
             "figure",
@@ -168,6 +170,21 @@ def _plans(event: Mapping[str, Any]) -> str:
 def _kind(reason: str) -> str:
     """A reason without the figures and plans that tell one refusal from the next."""
     return reason.split(",")[0].split(":")[0]
+
+
+def profile_grid(found: Searched) -> Grid | None:
+    """What each trial's step went to by its profile; None where no trial has one."""
+    told = [(each, each.observed) for each in found.trials if each.observed is not None]
+    names = list(dict.fromkeys(name for _, seen in told for name in seen.seconds))
+    names = [name for name in names if any(seen.seconds.get(name, 0) >= 0.01 * seen.step_time_s for _, seen in told)]
+    rows = []
+    for each, seen in told:
+        shares = [f"{100 * seen.seconds.get(name, 0.0) / seen.step_time_s:.0f}%" for name in names]
+        top = seen.top[0] if seen.top else None
+        costliest = f"{top.name}{f' at {top.source}' if top.source else ''}" if top else units.DASH
+        rows.append((str(each.number), units.seconds(_step(each)), *shares, costliest, each.finding.plan.line))
+    header = ("trial", "step", *names, "costliest op", "plan")
+    return Grid(header=header, rows=tuple(rows), words=("costliest op", "plan")) if rows else None
 
 
 def accuracy_rows(found: Searched) -> list[tuple[str, ...]]:

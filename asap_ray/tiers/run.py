@@ -33,6 +33,7 @@ from asap_ray.training.request import Platform, Ran, RunRequest
 LOSS_TOLERANCE = 0.01
 """How far a loss may be off that of the first trial, relatively: bfloat16 sums in another order move one of six by less
 than a thousandth (docs/trials.md), a wrong mask or a lost gradient by more than this within a few steps."""
+SHARED = "devices take turns on the cores they share: what one waits for in a collective is others' work too"
 _OUT_OF_MEMORY = re.compile(rf"{OUT_OF_MEMORY}(\d+) of (\d+)")
 
 
@@ -177,6 +178,8 @@ class Run:
         if not ran.steps_s or ran.status not in ("complete", "pruned"):
             return told
         profile = Profile.from_dict(ran.profile) if ran.profile else None
+        if profile is not None and self.platform == "cpu":
+            profile = replace(profile, flags=(*profile.flags, SHARED))
         return replace(told, profile=profile, estimate=self._estimate(told, ran, profile))
 
     def _wrong_loss(self, ran: Ran) -> str:

@@ -121,11 +121,11 @@ def test_plain_output_tells_both_and_what_differs(command, pretend, monkeypatch:
     assert "Compiled for v5e-4" in page
     assert "Step time, compile" in page
     board = json.loads(Path("run/leaderboard.json").read_text())
-    compiled = [row["compile"] for row in board if row.get("compile")]
+    compiled = [row["trial"] for row in board if row.get("trial")]
     assert (compiled[:2], sorted(compiled[2:])) == (["complete"] * 2, ["failed", "infeasible"])
     assert [row["rank"] for row in board[:2]] == [1, 2]
     assert board[0]["roofline_step_time_s"] == pytest.approx(board[0]["step_time_s"] / 1.25, rel=NEAR)
-    assert next(row for row in board if row.get("compile") == "infeasible")["fits"] is False
+    assert next(row for row in board if row.get("trial") == "infeasible")["fits"] is False
 
 
 def test_nothing_that_compiles_leaves_the_roofline_with_the_reason(
