@@ -26,8 +26,8 @@ from asap_ray.profile.xspace import Tables, TraceError, read_tables
 from asap_ray.workload import Workload
 
 SUFFIX = ".xplane.pb"
-MOST_BYTES = 2**31 - 1
-"""A protocol buffer cannot be longer."""
+MOST_BYTES = 2**29
+"""Of one file: reading takes some 15 times its size in memory."""
 
 
 @contextlib.contextmanager
@@ -157,7 +157,8 @@ def _bytes(file: Path) -> bytes:
     try:
         size = file.stat().st_size
         if size > MOST_BYTES:
-            raise TraceError(f"{shown(file)}: {size:,} bytes: no profiler writes more than {MOST_BYTES:,}")
+            text = f"{size:,} bytes are more than the {MOST_BYTES:,} that are read; trace fewer steps"
+            raise TraceError(f"{shown(file)}: {text}")
         return file.read_bytes()
     except OSError as error:
         raise TraceError(f"{shown(file)}: cannot be read: {error.strerror}") from None

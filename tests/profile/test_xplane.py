@@ -166,6 +166,14 @@ def test_a_file_that_is_none_is_named_with_what_is_wrong(session: Path, data: by
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_would_take_too_much_memory_is_refused(session: Path) -> None:
+    file = session / "h.xplane.pb"
+    with file.open("wb") as made:
+        made.truncate(xplane.MOST_BYTES + 1)
+    with pytest.raises(TraceError, match="536,870,913 bytes are more than the 536,870,912 that are read; trace fewer"):
+        xplane.read(file)
+
+
 def test_folders_without_a_profile(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no such file or folder"):
         xplane.read(tmp_path / "nowhere")
