@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,6 +21,8 @@ import numpy as np
 from asap_ray.errors import AsapError, ConfigError
 
 NAME = "events.jsonl"
+_CLAIMED: dict[tuple[int, int], int] = {}
+"""Directories that this process writes to, by device and inode, with the handle whose lock says so."""
 
 
 class Ledger:
@@ -33,17 +34,22 @@ class Ledger:
         self._whole = False  # whether what is in the file is known to end with a whole line
 
     def claim(self) -> None:
-        """Be the one writer until this ledger is gone, or the process is, however it ends.
+        """Make this process the one writer until it is gone, however it ends.
 
         Raises:
             ConfigError: another command writes there now.
             OSError: the directory cannot be opened.
         """
         handle = os.open(self.path.parent, os.O_RDONLY)
-        weakref.finalize(self, os.close, handle)
+        seen = os.fstat(handle)
+        if (where := (seen.st_dev, seen.st_ino)) in _CLAIMED:  # by an earlier run of a sweep
+            os.close(handle)
+            return
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _CLAIMED[where] = handle
         except BlockingIOError as error:
+            os.close(handle)
             allowed = "a directory that no other command writes to now; wait for it, or give another"
             raise ConfigError("run_dir", self.path.parent, allowed) from error
         except OSError:

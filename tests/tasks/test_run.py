@@ -45,7 +45,9 @@ def test_plans_are_run_for_real_confirmed_and_not_run_again(command, monkeypatch
     assert {event["status"] for event in again} == {"complete"}
 
     before = len(again)
-    second = json.loads(command(*RUN, "output=json").out)
+    ended = command(*RUN, "output=json")
+    assert ended.status == 0, ended.err
+    second = json.loads(ended.out)
     assert second["resumed"] is True
     assert second["best"]["line"] == found["best"]["line"]
     assert second["best"]["step_time_s"] == pytest.approx(found["best"]["step_time_s"])
