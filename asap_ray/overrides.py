@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +65,9 @@ WRAPPED = (
     "command.args",
     "command.env",
 )  # one item may be given without brackets
+RAW_LISTS = ("command.args",)  # its items are words of another program, with signs that mean something to Hydra
 MAX_WORD = 10_000
+_ITEM = re.compile(r"\s*('[^']*'|\"[^\"]*\"|[^,]+)\s*,?")
 
 
 class Word(NamedTuple):
@@ -97,6 +100,10 @@ def parse_word(word: str) -> Word:
     typed = text
     if key in RAW_TEXT and text != "null" and text[:1] not in ("'", '"', ""):
         typed = QuotedString(text, quote=Quote.single).with_quotes()
+    elif key in RAW_LISTS and text.startswith("[") and text.endswith("]"):
+        typed = f"[{','.join(map(_quoted, _ITEM.findall(text[1:-1])))}]"
+    elif key in RAW_LISTS and text != "null":
+        typed = _quoted(text)
     try:
         parsed = OverridesParser.create().parse_override(f"{sign}={typed}")
     except (HydraException, ValueError) as error:  # ValueError: more digits than Python turns into a number
@@ -104,6 +111,14 @@ def parse_word(word: str) -> Word:
     if len(word) > MAX_WORD:
         raise ConfigError(key, text, f"at most {MAX_WORD:,} characters")
     return Word(key, text, parsed)
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra reads it letter by letter; one in quotes already is left as it is."""
+    bare = text.strip()
+    if bare[:1] in ("'", '"') and bare[-1:] == bare[:1] and len(bare) > 1:
+        return bare
+    return QuotedString(bare, quote=Quote.single).with_quotes()
 
 
 def jobs(words: Sequence[str], *, multirun: bool) -> list[list[str]]:

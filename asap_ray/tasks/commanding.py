@@ -21,11 +21,11 @@ from asap_ray.tasks.setting import Setting
 from asap_ray.tiers.command import Command, CommandOptions
 from asap_ray.tiers.compile import CompileOptions
 from asap_ray.tiers.compile_with import CompileWith, CompileWithOptions
-from asap_ray.tiers.launch import trainer_environment
 from asap_ray.tiers.placeholders import DERIVED, OF_PLAN, names_in
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.tiers.template import Template, Words
 from asap_ray.tiers.templates import template_from_mapping
+from asap_ray.tiers.trainer_process import trainer_environment
 
 MAXTEXT = "maxtext"
 SAID = ("global_batch", "seq_len", "steps", "total_steps")

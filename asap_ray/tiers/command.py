@@ -16,11 +16,12 @@ from asap_ray.problem import Problem
 from asap_ray.step_times import PROCESS_SPREAD, interval_s, median_s
 from asap_ray.tiers.finding import Finding, Status
 from asap_ray.tiers.following import Step
-from asap_ray.tiers.launch import GRACE_S, Order, Ran, profiled
+from asap_ray.tiers.launch import Order, Ran, profiled
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.tiers.run import platform_of
 from asap_ray.tiers.template import Template
+from asap_ray.tiers.trainer_process import GRACE_S
 
 LEAST_STEPS = 2
 """Timed steps below which nothing is said of a step's time."""

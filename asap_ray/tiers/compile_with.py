@@ -27,10 +27,11 @@ from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.tiers.cache import Cache, default_cache
 from asap_ray.tiers.finding import Finding
-from asap_ray.tiers.launch import GRACE_S, Order, Ran, ran
+from asap_ray.tiers.launch import Order, Ran, ran
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.reading import Reader
 from asap_ray.tiers.template import Log, Template, Words
+from asap_ray.tiers.trainer_process import GRACE_S
 
 TRAIN = ("-m", "maxtext.trainers.pre_train.train")
 COMPILE = """

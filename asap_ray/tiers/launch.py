@@ -6,48 +6,29 @@ followed; it is ended as soon as enough steps are there, or the log shows that i
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any, Literal, NoReturn
+from typing import Any, Literal
 
 import yaml
 
 from asap_ray.errors import printable
 from asap_ray.plan import Plan
 from asap_ray.profile.table import Profile
-from asap_ray.tiers import guard
 from asap_ray.tiers.following import Follower, Reading, SlowPatternError, Step
 from asap_ray.tiers.placeholders import Value
 from asap_ray.tiers.template import Template, fill
+from asap_ray.tiers.trainer_process import TrainerProcess, trainer_environment
 
-GRACE_S = 5.0
-"""How long a trainer may take to end by itself once it is asked to."""
 POLL_S = 0.05
-PIECE = 1 << 16
 MOST_LOG = 256 << 20
 """Bytes of a log after which a trainer is ended: it would fill the disk."""
-PASSED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "HOSTNAME", "NPROC"),
-    *("LD_LIBRARY_PATH", "LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHASHSEED"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME"),
-)
-PASSED_PREFIXES = (
-    *("LC_", "XDG_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_", "ROCR_", "HIP_"),
-    *("HSA_", "RCCL_", "TPU_", "LIBTPU_", "PJRT_", "MEGASCALE_", "JAX_", "XLA_", "TF_", "TORCH_", "SLURM_"),
-)
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
-"""What a name with any of these words in it holds is passed on only where `command.env` names it."""
 Ended = Literal["enough", "exited", "deadline", "memory", "diverged", "another plan", "slow pattern", "long log"]
 
 
@@ -156,7 +137,7 @@ def _ran_in(place: Path, order: Order) -> Ran:
     )
     environment = trainer_environment(os.environ, order.pass_env) | dict(made.env)
     begun, kills = time.monotonic(), _kernel_kills()
-    with _Trainer(made.argv, place / "trainer.log", order.cwd or str(place / "scratch"), environment) as trainer:
+    with TrainerProcess(made.argv, place / "trainer.log", order.cwd or str(place / "scratch"), environment) as trainer:
         ended, first_s, reason = _follow(trainer, follower, order, begun)
         status = trainer.end()
     secrets = [value for name in order.pass_env if len(value := os.environ.get(name, "")) > 3]
@@ -196,14 +177,15 @@ def _made(place: Path, order: Order) -> dict[str, str]:
     }
 
 
-def _follow(trainer: _Trainer, follower: Follower, order: Order, begun: float) -> tuple[Ended, float | None, str]:
+def _follow(trainer: TrainerProcess, follower: Follower, order: Order, begun: float) -> tuple[Ended, float | None, str]:
     """Read the log until there is a reason to end; that reason, when the first step was there, and a sentence."""
     first_s: float | None = None
     while True:
         gone = trainer.gone()
         try:
-            more = trainer.read(follower)
-            if gone and not more:
+            if more := trainer.read():
+                follower.take(more)
+            elif gone:
                 follower.finish()
         except SlowPatternError as error:
             return "slow pattern", first_s, str(error)
@@ -229,80 +211,6 @@ def _seen(follower: Follower, steps: int) -> Ended | None:
     if follower.diverged:
         return "diverged"
     return "enough" if len(follower.steps) >= steps else None
-
-
-class _Trainer:
-    """A trainer below its guard, with its log; a context, after which nothing of it is left."""
-
-    def __init__(self, argv: Sequence[str], log: Path, cwd: str, environment: Mapping[str, str]) -> None:
-        log.touch()
-        self._log: IO[bytes] = log.open("rb")
-        self.size = 0
-        command = [sys.executable, "-I", "-S", guard.__file__, str(log), str(GRACE_S), *argv]
-        self._guard = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=cwd,
-            env=dict(environment),
-            start_new_session=True,
-        )
-        self._status: int | None = None
-        self._before: Any = None
-
-    def __enter__(self) -> _Trainer:
-        try:
-            self._before = signal.signal(signal.SIGTERM, _leave)
-        except ValueError:  # not in the main thread: then the guard sees that this process is gone
-            self._before = None
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(b"" if kind is SystemExit else b"end\n")
-        self._log.close()
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def gone(self) -> bool:
-        """Whether the trainer and all that it has started have ended."""
-        return self._guard.poll() is not None
-
-    def read(self, follower: Follower) -> bool:
-        """Take in what the log has more of; whether it had any."""
-        piece = self._log.read(PIECE)
-        self.size += len(piece)
-        if piece:
-            follower.take(piece)
-        return bool(piece)
-
-    def end(self, word: bytes = b"end\n") -> int | None:
-        """End what still runs, which is given some time for it where there is a word; the trainer's exit status."""
-        assert self._guard.stdin is not None
-        assert self._guard.stdout is not None
-        if not self._guard.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # all has ended
-                self._guard.stdin.write(word)
-                self._guard.stdin.close()
-            told = self._guard.stdout.read()  # ends with the guard, which takes a bounded time
-            self._guard.stdout.close()
-            self._guard.wait()
-            self._status = int(told) if told.strip() else None
-        return self._status
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
-def trainer_environment(given: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """What of an environment a trainer gets: paths, locale, what devices and their libraries read; no secret that was
-    not named."""
-    return {
-        name: value
-        for name, value in given.items()
-        if name in named
-        or ((name in PASSED or name.startswith(PASSED_PREFIXES)) and not any(word in name.upper() for word in SECRETS))
-    }
 
 
 def file_text(name: str, content: Mapping[str, Any]) -> str:

@@ -115,6 +115,18 @@ class TestRefusals:
             configure(["+model=tiny", word])
         assert str(caught.value).startswith(sentence)
 
+    @pytest.mark.parametrize(
+        ("word", "args"),
+        [
+            ("command.args=[a=b,--lr,gs://x/y{1}]", ["a=b", "--lr", "gs://x/y{1}"]),
+            ("command.args=['a=1,2', \"b c\"]", ["a=1,2", "b c"]),
+            ("command.args=hardware=cpu", ["hardware=cpu"]),
+            ("command.args=[]", []),
+        ],
+    )
+    def test_words_of_another_program_need_no_quotes(self, word: str, args: list[str]) -> None:
+        assert configure(["+model=tiny", "tiers=[roofline,command]", word]).command.args == args
+
     def test_maxtext_compiles_for_its_own_stack(self) -> None:
         argv = ["+model=tiny", "tiers=[roofline,compile]", "compile.with=maxtext", "stack=ours"]
         config = configure([*argv, f"command.python={sys.executable}"])

@@ -17,7 +17,7 @@ from asap_ray.executor import local
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
 from asap_ray.plan import Plan
 from asap_ray.settings import load_group
-from asap_ray.tiers import launch
+from asap_ray.tiers import trainer_process
 from asap_ray.tiers.command import Command, CommandOptions, step_time, verdict
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.following import Step
@@ -193,7 +193,7 @@ class TestNothingIsLeft:
     def test_a_deaf_trainer_is_ended_with_its_child_in_another_session(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(launch, "GRACE_S", 0.3)
+        monkeypatch.setattr(trainer_process, "GRACE_S", 0.3)
         marker = tmp_path / "pids"
         found = here(tier(tmp_path, "--fault", "stubborn", "--marker", str(marker), timeout_s=2.0))
         pids = [int(word) for word in marker.read_text().split()]

@@ -15,10 +15,11 @@ from asap_ray.errors import ConfigError
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.tiers.following import Follower, Reading, alike
-from asap_ray.tiers.launch import file_text, trainer_environment
+from asap_ray.tiers.launch import file_text
 from asap_ray.tiers.placeholders import RUN, filled, names_in
 from asap_ray.tiers.template import Filled, Template, fill
 from asap_ray.tiers.templates import template_from_mapping
+from asap_ray.tiers.trainer_process import trainer_environment
 from tests.problems import make_problem
 
 LOG = {"step": "step (?P<step>[0-9]+) (?P<seconds>[0-9.]+) s"}
