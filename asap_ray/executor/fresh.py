@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -23,8 +24,12 @@ from asap_ray.tiers.protocol import Job, Outcome
 
 GRACE_S = 2.0
 """How long a process may take to end by itself once it is asked to, or once its result is here."""
+END_S = 120.0
+"""How long one of a gang may take to end by itself once its result is here: the others may still be at work."""
 LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 """Flags that look at a process without waiting for it or reaping it."""
+LOOK_S = 1.0
+"""How often processes are looked at: one that dies while its own child holds the pipes open gives no other sign."""
 KEPT_BYTES = 8000
 """How much of what an isolated job wrote is kept: its end, where a crash says why."""
 
@@ -115,6 +120,25 @@ def message(each: Fresh) -> Message | None:
         return "died", None
     except Exception as error:  # unpickling raises whatever the value's own methods raise
         return "failed", f"its result cannot be read: {told(error)}"
+
+
+def perform(job: Job) -> Outcome:
+    """Run one job to its outcome, one of a gang: it may need the others, which may not be done yet, to end well."""
+    limit = math.inf if job.timeout_s is None else time.monotonic() + job.timeout_s
+    process = start(job)
+    try:
+        while not (sent := message(process)) and time.monotonic() < limit:
+            wait([process.pipe, process.process.sentinel], min(LOOK_S, max(0.0, limit - time.monotonic())))
+        if sent:
+            wait([process.process.sentinel], max(GRACE_S, min(END_S, limit - time.monotonic())))
+    finally:
+        output = end(process)[0]
+    return outcome(process, sent, output) if sent else late(job, output)
+
+
+def late(job: Job, output: str) -> Outcome:
+    """The outcome of a job that was not done at its deadline."""
+    return Outcome(job=job, status="timeout", reason=f"not done after {job.timeout_s:g} s", output=output)
 
 
 def outcome(each: Fresh, message: Message, output: str) -> Outcome:

@@ -17,13 +17,11 @@ from multiprocessing.connection import wait
 
 from asap_ray.errors import AsapError
 from asap_ray.executor import fresh
-from asap_ray.executor.fresh import Fresh, Message
+from asap_ray.executor.fresh import LOOK_S, Fresh, Message
 from asap_ray.executor.gang import free_port, joined, members
 from asap_ray.executor.memory import available_bytes, held_bytes
 from asap_ray.tiers.protocol import Job, Outcome
 
-LOOK_S = 1.0
-"""How often processes are looked at: one that dies while its own child holds the pipes open gives no other sign."""
 SETTLE_S = 0.3
 """How long the others of a gang may take to fail too, where one has: the first to be seen may not be the cause."""
 
@@ -154,6 +152,5 @@ def _outcome(each: _Running) -> Outcome:
         if message := each.messages.get(rank):
             ended[rank] = fresh.outcome(process, message, output)
         elif not each.failed:
-            reason = f"not done after {each.job.timeout_s:g} s"
-            ended[rank] = Outcome(job=each.job, status="timeout", reason=reason, output=output)
+            ended[rank] = fresh.late(process.job, output)
     return joined(each.job, ended)

@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 
 from asap_ray.executor import ray_work
-from asap_ray.executor.ray_host import Line
+from asap_ray.executor.ray_line import Line, options
 
 TRIES = 2
 """How often a job whose worker is lost is started."""
@@ -25,11 +25,7 @@ def serve(line: Line, folder: Path) -> None:
     while True:
         sent = line.next()
         assert sent is not None
-        needs = dict(sent.needs)
-        options = {"num_cpus": needs.pop("CPU", 0), "memory": needs.pop("memory", None), "resources": needs}
-        if "GPU" in needs:
-            options["num_gpus"] = needs.pop("GPU")
-        task = _perform.options(**options).remote(sent.job, line.path)
+        task = _perform.options(**options(sent.needs)).remote(sent.job, line.path)
         task.future().add_done_callback(partial(_answer, line, sent.number))
 
 

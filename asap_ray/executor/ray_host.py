@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import queue
 import sys
 import threading
 import time
@@ -24,8 +23,12 @@ from typing import Any, NoReturn
 import ray
 from ray.job_config import JobConfig
 
+from asap_ray.executor import ray_gangs, ray_slices
 from asap_ray.executor.fresh import GRACE_S, told
 from asap_ray.executor.ray_end import ask, become_sweep, end
+from asap_ray.executor.ray_line import Line
+from asap_ray.executor.ray_start import SEAT
+from asap_ray.executor.room import missing, missing_for
 
 STORE_BYTES = 100_000_000
 """Size of the object store, which only results go through; larger ones go to the disk. Ray takes 79 MB at least."""
@@ -38,56 +41,6 @@ LEAVE_S = 5.0
 """How long it may take to leave a cluster."""
 PARTS = ("raylet", "gcs_server")
 """Programs without which a Ray is lost; the others it starts anew, or does without."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A job on its way: its number on the line, what it asks of Ray, and the pickled `Job`."""
-
-    number: int
-    needs: Mapping[str, float]
-    job: bytes
-
-
-@dataclass(slots=True)
-class Line:
-    """What a runner sees of the command: jobs come in, and each is answered once."""
-
-    _connection: Connection
-    path: list[str] | None
-    """Where the command imports from; None where workers may be on other machines."""
-    _jobs: queue.Queue[Sent] = field(default_factory=queue.Queue)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _open: dict[int, Mapping[str, float]] = field(default_factory=dict)
-
-    def next(self, wait_s: float | None = None) -> Sent | None:
-        """The next job; None where there is none within `wait_s` seconds, without end where that is None."""
-        try:
-            return self._jobs.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._jobs.get_nowait()
-        except queue.Empty:
-            return None
-
-    def answer(self, number: int, answer: bytes | str) -> None:
-        """Say how a job ended: its pickled outcome, or in words why there is none. What comes later is not said."""
-        if self._open.pop(number, None) is not None:
-            self.tell("ended", number, answer)
-
-    def open(self) -> list[tuple[int, Mapping[str, float]]]:
-        """The jobs without an answer, by number, with what each asks of Ray."""
-        return list(self._open.items())
-
-    def tell(self, kind: str, *content: Any) -> None:
-        """Send a message; one that comes too late is lost, as is who would have read it."""
-        with self._lock, contextlib.suppress(OSError):
-            self._connection.send((kind, *content))
-
-    def listen(self) -> None:
-        """Take in jobs until the line is closed."""
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                sent = Sent(*self._connection.recv())
-                self._open[sent.number] = sent.needs
-                self._jobs.put(sent)
 
 
 @dataclass(slots=True)
@@ -151,10 +104,10 @@ def main(options: dict[str, Any]) -> NoReturn:
     if own:
         parts = [handle for pid in _parts() if (handle := _handle(pid)) is not None]
         host.leave_when(parts, "lost", "its raylet or its gcs has ended")
-    threading.Thread(target=lambda: (line.listen(), host.leave()), daemon=True).start()
-    line.tell("ready", _nodes())
+    threading.Thread(target=lambda: (_listen(line), host.leave()), daemon=True).start()
+    line.tell("ready", ray_slices.nodes())
     if not own:
-        threading.Thread(target=_answer_what_no_node_holds, args=(line,), daemon=True).start()
+        threading.Thread(target=_answer_what_cannot_be_held, args=(line,), daemon=True).start()
     try:
         importlib.import_module(options["runner"]).serve(line, host.folder)
     except Exception as error:  # of Ray, or ours: nobody else could tell it
@@ -162,25 +115,29 @@ def main(options: dict[str, Any]) -> NoReturn:
     host.leave("lost", "it takes no more jobs")
 
 
-def _nodes() -> list[Mapping[str, float]]:
-    """What each node has."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def _listen(line: Line) -> None:
+    """Take in jobs until the line is closed: a gang is seen to here, any other job is the runner's."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            sent = line.receive()
+            if sent.gang is None:
+                line.put(sent)
+            else:
+                threading.Thread(target=ray_gangs.run, args=(line, sent), daemon=True).start()
 
 
-def _answer_what_no_node_holds(line: Line) -> NoReturn:
-    """Let jobs fail that only nodes could run which the cluster has lost: Ray would wait for such a node for ever."""
+def _answer_what_cannot_be_held(line: Line) -> NoReturn:
+    """Let jobs fail that only nodes could run which the cluster has lost: Ray would wait for such nodes for ever."""
     before = set[int]()
     while True:
         time.sleep(LOOK_S)
-        nodes = _nodes()
-        lost = {
-            number: needs
-            for number, needs in line.open()
-            if not any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes)
-        }
+        nodes, lost = ray_slices.nodes(), dict[int, str]()
+        for sent in line.open():
+            needs = sent.needs
+            if reason := missing_for(sent.gang, needs, nodes) if sent.gang else missing(needs, nodes):
+                lost[sent.number] = reason
         for number in lost.keys() & before:  # twice in a row: a node may only be slow to answer
-            asked = ", ".join(f"{name}={amount:g}" for name, amount in lost[number].items())
-            line.answer(number, f"its node was lost, and none that is left of the Ray cluster can hold it: {asked}")
+            line.answer(number, f"its node was lost: {lost[number]}")
         before = set(lost)
 
 
@@ -199,6 +156,7 @@ def _begin(options: Mapping[str, Any]) -> None:
     ray.init(
         address="local",
         num_cpus=options["cores"],
+        resources={SEAT: 1000},
         include_dashboard=False,
         object_store_memory=STORE_BYTES,
         _memory=options["memory_bytes"],

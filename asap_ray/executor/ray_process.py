@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from pathlib import Path
@@ -21,7 +21,9 @@ from typing import Any, ClassVar, Self
 
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor.fresh import told
-from asap_ray.executor.ray_start import ANSWER_S, Host, cluster_of, started
+from asap_ray.executor.gang import joined
+from asap_ray.executor.ray_start import ANSWER_S, SEAT, Host, cluster_of, started
+from asap_ray.executor.room import Node, has_room, missing, missing_for
 from asap_ray.tiers.protocol import Job, Outcome
 
 
@@ -36,11 +38,13 @@ class RayProcess:
             a Ray of this executor's own on this machine, as local is.
         workers: jobs at once at most; None is as many as the cluster has room for. A Ray on this machine has so many
             cores, by default those of the machine.
+        reserve_s: how long the hosts of a gang may take to be free, once there should be room for it.
     """
 
     runner: ClassVar[str]
     address: str | None = None
     workers: int | None = None
+    reserve_s: float = 100.0
     _host: Host | None = field(default=None, repr=False)
     _sent: int = field(default=0, repr=False)
 
@@ -90,37 +94,30 @@ class RayProcess:
     def _may_have_room(self, running: Collection[Job]) -> bool:
         if not running:
             return True
-        cores = sum(node.get("CPU", 0.0) for node in self._nodes())
-        return len(running) < (self.workers or len(running) + 1) and sum(job.cores for job in running) < cores
+        cores = sum(node.resources.get("CPU", 0.0) for node in self._nodes())
+        return len(running) < (self.workers or len(running) + 1) and sum(map(_cores, running)) < cores
 
     def _has_room(self, job: Job, running: Collection[Job]) -> bool:
         if not running:
             return True
-        asked = [self._needs(each) for each in (job, *running)]
-        return all(
-            sum(needs.get(name, 0.0) for needs in asked) <= sum(node.get(name, 0.0) for node in self._nodes())
-            for name in asked[0]
-        )
+        return has_room([(self._needs(each), each.gang) for each in (job, *running)], self._nodes())
 
     def _missing(self, job: Job) -> str:
-        """What no node has enough of for a job, in words; empty where one can hold it."""
+        """What the cluster can never hold of a job, in words; empty where it can."""
         needs, nodes = self._needs(job), self._nodes()
-        if any(all(node.get(name, 0.0) >= amount for name, amount in needs.items()) for node in nodes):
-            return ""
-        most = {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in needs}
-        short = [name for name in needs if needs[name] > most[name]] or list(needs)
-        asked = ", ".join(f"{name}={needs[name]:g} (a node has {most[name]:g} at most)" for name in short)
-        return f"no node of the Ray cluster can ever hold it: it needs {asked}"
+        return missing_for(job.gang, needs, nodes) if job.gang else missing(needs, nodes)
 
     def _needs(self, job: Job) -> dict[str, float]:
-        """What a job asks of Ray. On this machine one that expects more memory than there is runs alone, as elsewhere:
-        no expectation is exact."""
-        needs = {"CPU": job.cores, "memory": float(int(job.memory_bytes)), **job.resources}
+        """What a job asks of Ray, on each host. On this machine one that expects more memory than there is runs alone,
+        as elsewhere: no expectation is exact."""
+        asked = job.gang.per_host if job.gang else {"CPU": job.cores, **job.resources}
+        needs = {**asked, "memory": float(int(job.memory_bytes))}
         if self._host is not None and self._host.address is None:
-            needs["memory"] = min(needs["memory"], *(node.get("memory", 0.0) for node in self._nodes()))
+            most = [node.resources.get("memory", 0.0) for node in self._nodes()]
+            needs["memory"] = min(needs["memory"], *(each / (job.gang.hosts if job.gang else 1) for each in most))
         return {name: amount for name, amount in needs.items() if amount > 0}
 
-    def _nodes(self) -> list[Mapping[str, float]]:
+    def _nodes(self) -> list[Node]:
         self.start()
         host = self._host
         assert host is not None
@@ -134,8 +131,10 @@ class RayProcess:
         assert host is not None
         if host.address is None:  # memory was seen to here; and requests that are alike share workers
             needs.pop("memory", None)
+            if job.gang and needs.pop("CPU", None):
+                needs[SEAT] = 1.0  # so were cores, some of which a worker holds that Tune keeps for another trial
         try:
-            host.line.send((self._sent, needs, pickle.dumps(job)))
+            host.line.send((self._sent, needs, pickle.dumps(job), job.gang, job.timeout_s, self.reserve_s))
         except OSError:
             raise self._lost(host) from None
         return self._sent
@@ -170,14 +169,22 @@ class RayProcess:
         return AsapError(f"Ray was lost ({reason}); the same command goes on where this one ended")
 
 
+def _cores(job: Job) -> float:
+    return job.gang.hosts * job.gang.per_host.get("CPU", 0.0) if job.gang else job.cores
+
+
 def _outcome(job: Job, answer: bytes | str) -> Outcome:
-    """An answer is an outcome, pickled where its job ran; or why there is none, in words."""
+    """An answer is an outcome, pickled where its job ran; or those of a gang by rank; or in words why there is none."""
     if isinstance(answer, str):
         return Outcome(job=job, status="failed", reason=answer)
     try:
-        return with_changes(pickle.loads(answer), job=job)
+        value = pickle.loads(answer)
     except Exception as error:  # unpickling raises whatever the value's own methods raise
         return Outcome(job=job, status="failed", reason=f"its result cannot be read: {told(error)}")
+    if isinstance(value, Outcome):
+        return with_changes(value, job=job)
+    alone = with_changes(job, gang=None)
+    return joined(job, {rank: _outcome(alone, each) for rank, each in value.items()})
 
 
 def _last_line(path: Path) -> str:

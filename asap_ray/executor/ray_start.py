@@ -7,7 +7,6 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from asap_ray.errors import ConfigError
 from asap_ray.executor.memory import available_bytes
 from asap_ray.executor.ray_end import MARK, program, sweep
+from asap_ray.executor.room import Node
 
 ADDRESSES = "auto, local, or HOST:PORT of a Ray cluster that this machine is a node of"
 LONGEST_FOLDER = 30
@@ -24,6 +24,8 @@ ANSWER_S = 5.0
 """How long a cluster may take to answer at all."""
 END_S = 30.0
 """How long the host may take to end what it has started, before it is ended itself."""
+SEAT = "asap_ray_seat"
+"""A resource that a Ray of our own has plenty of: what a host of a gang takes that takes nothing else."""
 QUIET = {
     "SPT_NOENV": "1",  # Ray's processes give themselves titles, which would be written over their environment
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -55,7 +57,7 @@ class Host:
     line: Connection
     folder: Path
     address: str | None
-    nodes: list[Mapping[str, float]] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
 
     def end(self) -> None:
         """Have it end, by itself if it can, with all that runs for it; a second time does nothing."""

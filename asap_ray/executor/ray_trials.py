@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
 from asap_ray.executor import ray_work
-from asap_ray.executor.ray_host import Line
+from asap_ray.executor.ray_line import Line
 
 IDLE_S = 0.5
 """How long the searcher waits for a job where nothing runs: Tune asks without a pause."""

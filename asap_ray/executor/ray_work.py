@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
+from typing import Any
 
-from asap_ray.executor import local
+from asap_ray.executor import fresh, local
 from asap_ray.executor.fresh import told
+from asap_ray.executor.gang import members
 from asap_ray.tiers.protocol import Job, Outcome
 
 NOBODY = Job(name="", work=print)
@@ -35,6 +38,34 @@ def perform(pickled: bytes, path: list[str] | None, *, fresh: bool) -> bytes:
     except Exception as error:  # a fault of a job that ran in this process
         outcome = _failed(told(error))
     return _pickled(outcome)
+
+
+def perform_member(
+    pickled: bytes, path: list[str] | None, rank: int, coordinator: str, environ: Mapping[str, str]
+) -> tuple[str, bytes]:
+    """Run the job of a gang at one of its ranks: its status, and the pickled outcome. As `perform`.
+
+    A rank that is done may need the others to end well, as the coordinator does: its process has until the deadline.
+    """
+    _prepare(path)
+    try:
+        job = members(pickle.loads(pickled), coordinator)[rank]
+    except Exception as error:  # the border of the process: what it names may not be installed here
+        return "failed", _pickled(_failed(f"its work cannot be read here: {told(error)}"))
+    outcome = fresh.perform(with_changes(job, work=_in_environment, arguments=(dict(environ), job.work, job.arguments)))
+    if rank and outcome.status == "complete":
+        outcome = with_changes(outcome, value=None)  # nobody asks for it
+    return outcome.status, _pickled(outcome)
+
+
+def late(timeout_s: float | None) -> bytes:
+    """The pickled outcome of a job that was not done at its deadline, nor asked for more."""
+    return _pickled(fresh.late(with_changes(NOBODY, timeout_s=timeout_s), ""))
+
+
+def _in_environment(environ: Mapping[str, str], work: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    os.environ.update(environ)
+    return work(*arguments)
 
 
 def _failed(reason: str) -> Outcome:

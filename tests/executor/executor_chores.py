@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from asap_ray.errors import AsapError, ConfigError, DoesNotFitError
 from asap_ray.tiers.protocol import Place
@@ -185,3 +187,49 @@ def _wait_for(path: str, then: str) -> None:
     while not Path(path).exists():
         time.sleep(0.01)
     _write(then, "")
+
+
+def summed(place: Place) -> dict[str, object]:
+    """What JAX says of a gang of hosts with four devices each, and the sum of 0 to 7 over all of their devices."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "NPROC": "16"}
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(place.coordinator, place.hosts, place.rank, coordinator_bind_address=place.coordinator)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    numbers = np.arange(8.0)
+    spread = jax.make_array_from_callback(
+        (8,), NamedSharding(mesh, PartitionSpec("data")), lambda index: numbers[index]
+    )
+    total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(spread)
+    return {
+        "processes": jax.process_count(),
+        "process": jax.process_index(),
+        "devices": jax.device_count(),
+        "local": jax.local_device_count(),
+        "sum": float(total.addressable_data(0)),
+    }
+
+
+def loses_its_worker(folder: str, place: Place) -> None:
+    """Rank 1 kills the worker that had it started, once all of the gang are there; the others wait for ever."""
+    place_of(folder, place)
+    if place.rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def seen(names: list[str], folder: str, *marks_and_place: Any) -> None:
+    """Leaves for each rank what it finds in its environment; with marks, once another gang is at work too."""
+    *marks, place = marks_and_place
+    found = {name: os.environ.get(name) for name in names}
+    _write(f"{folder}/{place.rank}", json.dumps({**found, "coordinator": place.coordinator}))
+    if marks and place.rank == 0:
+        meet(*marks)
+
+
+def begun(place: Place) -> tuple[float, int]:
+    """When it began, and which process has it run."""
+    return time.time(), os.getppid()

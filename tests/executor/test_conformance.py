@@ -18,7 +18,7 @@ from asap_ray.executor.ray_end import below
 from asap_ray.executor.ray_tasks import RayTasks
 from asap_ray.executor.ray_tune import RayTune
 from asap_ray.executor.simulated import Recorded, Simulated
-from asap_ray.tiers.protocol import Job, Outcome
+from asap_ray.tiers.protocol import Gang, Job, Outcome
 
 LONG_S = 600.0  # a deadline that no test reaches; a job with one runs in a process of its own
 SHORT_S = 1.0  # a deadline that the job waits for, however late it comes
@@ -190,6 +190,53 @@ def test_a_timeout_ends_the_process_and_what_it_started(
     assert len(pids) == 2
     for pid in pids:
         gone(int(pid))
+
+
+def pair(work: Callable[..., object], *arguments: object, timeout_s: float = LONG_S) -> Job:
+    gang = Gang(hosts=2, per_host={"CPU": 1})
+    return Job(name="pair", work=work, arguments=arguments, timeout_s=timeout_s, isolated=True, gang=gang)
+
+
+def pids_of_pair(folder: Path) -> list[int]:
+    return [int((folder / str(rank)).read_text()) for rank in range(2)]
+
+
+@with_processes
+def test_the_hosts_of_a_gang_run_at_once_and_the_value_is_that_of_rank_0(executor: Executor, tmp_path: Path) -> None:
+    job = pair(chores.place_of, str(tmp_path))
+    outcome = run(executor, job)["pair"]
+    assert (outcome.status, outcome.job) == ("complete", job)
+    rank, hosts, coordinator, pid = outcome.value
+    assert (rank, hosts) == (0, 2)
+    host, _, port = coordinator.rpartition(":")
+    assert host == "127.0.0.1"
+    assert port.isdigit()
+    assert pids_of_pair(tmp_path)[0] == pid
+    assert len({*pids_of_pair(tmp_path), os.getpid()}) == 3
+
+
+@with_processes
+def test_if_one_of_a_gang_is_killed_the_others_are_ended(
+    executor: Executor, tmp_path: Path, gone: Callable[[int], None]
+) -> None:
+    outcome = run(executor, pair(chores.one_fails, str(tmp_path), "killed"))["pair"]
+    assert (outcome.status, outcome.reason) == ("failed", "rank 1 of 2: its process was ended by SIGKILL")
+    for pid in pids_of_pair(tmp_path):
+        gone(pid)
+    assert run(executor, named("one"))["one"].value == 1, "its place is free again"
+
+
+@with_processes
+def test_a_deadline_ends_all_of_a_gang(executor: Executor, tmp_path: Path, gone: Callable[[int], None]) -> None:
+    deadline = SHORT_S
+    while True:  # as above
+        outcome = run(executor, pair(chores.one_fails, str(tmp_path), "waits", timeout_s=deadline))["pair"]
+        assert (outcome.status, outcome.reason) == ("timeout", f"all 2 ranks: not done after {deadline:g} s")
+        if len(list(tmp_path.glob("[01]"))) == 2:
+            break
+        deadline *= 2
+    for pid in pids_of_pair(tmp_path):
+        gone(pid)
 
 
 @with_processes
