@@ -49,6 +49,7 @@ SCHEDULES = {
     "zbvzerobubble": "zero_bubble",
     "interleavedzerobubble": "zero_bubble",
 }
+CONVERTERS = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
 WRITTEN = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zero_bubble": "ZBVZeroBubble"}
 READ = (
     *(f"parallelism.{name}" for name in DEGREES.values()),
@@ -226,53 +227,56 @@ def write(problem: Problem, plan: Plan, preset: str = "") -> Written:
     """A plan as a TOML config of torchtitan, with what it has no word for."""
     ours = SAME.get(preset, preset)
     model = next((theirs for theirs, name in MODELS.items() if name == ours), "")
-    cannot = {} if model else {"model": "set model.name and model.flavor to your own model"}
     piped = plan.axes["pipeline"] > 1
-    parallelism: dict[str, Any] = {name: plan.axes[axis] for axis, name in DEGREES.items()}
-    if plan.axes["expert"] > 1:
-        parallelism["expert_tensor_parallel_degree"] = plan.axes["tensor"]
-    if piped:
-        parallelism["pipeline_parallel_schedule"] = WRITTEN[plan.schedule]
-        parallelism["pipeline_parallel_microbatch_size"] = plan.micro_batch
-        more = _layers_per_stage(problem.workload.architecture.layers, plan)
-        if more is None:
-            chunks = plan.axes["pipeline"] * plan.virtual
-            cannot["virtual"] = f"no layers a stage make {chunks} stages of this model: module_fqns_per_model_part can"
-        parallelism |= more or {}
-    ici, dcn = laid(problem, plan.axes)
-    if (six(ici[axis] for axis in AXES), six(dcn[axis] for axis in AXES)) != (plan.ici, plan.dcn):
-        cannot["mesh"] = "ranks are laid tensor innermost, then context, shards, replicas and pipeline: not as here"
-    if plan.zero:
-        cannot["zero"] = "replicas keep whole optimizer states"
-    if plan.attention != "flash":
-        cannot["attention"] = "its attention is a fused kernel"
-    tables = {
-        "model": {"name": model.split()[0], "flavor": model.split()[1]} if model else {},
+    selective = {"selective_ac_option": "op"} if plan.remat == "selective" else {}
+    narrow = {"converters": [CONVERTERS[plan.precision]]} if plan.precision in CONVERTERS else {}
+    tables: dict[str, dict[str, Any]] = {
+        "model": {**(dict(zip(("name", "flavor"), model.split(), strict=True)) if model else {}), **narrow},
         "training": {
             "local_batch_size": plan.micro_batch * (plan.accumulation if piped else 1),
             "global_batch_size": problem.workload.global_batch,
             "seq_len": problem.workload.seq_len,
+            **({"mixed_precision_param": "float32"} if plan.precision == "fp32" else {}),
         },
-        "parallelism": parallelism,
-        "activation_checkpoint": {
-            "mode": plan.remat,
-            **({"selective_ac_option": "op"} if plan.remat == "selective" else {}),
-        },
+        "parallelism": {name: plan.axes[axis] for axis, name in DEGREES.items()} | _stages(problem, plan),
+        "activation_checkpoint": {"mode": plan.remat, **selective},
         "compile": {"enable": problem.stack.name != EAGER},
     }
-    narrow = {"fp8": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
-    if plan.precision in narrow:
-        tables["model"]["converters"] = [narrow[plan.precision]]
-    elif plan.precision == "fp32":
-        tables["training"]["mixed_precision_param"] = "float32"
-    elif plan.precision != "bf16":
-        cannot["precision"] = f"no converter for {plan.precision}"
+    if plan.axes["expert"] > 1:
+        tables["parallelism"]["expert_tensor_parallel_degree"] = plan.axes["tensor"]
     text = "\n".join(
         f"[{table}]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in inner.items())
         for table, inner in tables.items()
         if inner
     )
-    return Written(project=PROJECT, files={"torchtitan.toml": text}, cannot=cannot)
+    return Written(project=PROJECT, files={"torchtitan.toml": text}, cannot=_unsaid(problem, plan, model))
+
+
+def _unsaid(problem: Problem, plan: Plan, model: str) -> dict[str, str]:
+    """What of a plan torchtitan has no word for."""
+    found = {} if model else {"model": "set model.name and model.flavor to your own model"}
+    if _layers_per_stage(problem.workload.architecture.layers, plan) is None:
+        chunks = plan.axes["pipeline"] * plan.virtual
+        found["virtual"] = f"no layers a stage make {chunks} stages of this model: module_fqns_per_model_part can"
+    ici, dcn = laid(problem, plan.axes)
+    if (six(ici[axis] for axis in AXES), six(dcn[axis] for axis in AXES)) != (plan.ici, plan.dcn):
+        found["mesh"] = "ranks are laid tensor innermost, then context, shards, replicas and pipeline: not as here"
+    if plan.zero:
+        found["zero"] = "replicas keep whole optimizer states"
+    if plan.attention != "flash":
+        found["attention"] = "its attention is a fused kernel"
+    if plan.precision not in ("bf16", "fp32", *CONVERTERS):
+        found["precision"] = f"no converter for {plan.precision}"
+    return found
+
+
+def _stages(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """The settings of a pipeline; none without one."""
+    if plan.axes["pipeline"] == 1:
+        return {}
+    more = _layers_per_stage(problem.workload.architecture.layers, plan) or {}
+    named = {"pipeline_parallel_schedule": WRITTEN[plan.schedule]}
+    return {**named, "pipeline_parallel_microbatch_size": plan.micro_batch, **more}
 
 
 def _toml(value: object) -> str:
