@@ -204,13 +204,15 @@ def write(problem: Problem, plan: Plan, preset: str = "") -> Written:
         "attention": "dot_product" if plan.attention == "unfused" else flash,
         "quantization": "" if plan.precision in ("bf16", "fp16", "fp32") else plan.precision,
         "dtype": {"fp32": "float32", "fp16": "float16"}.get(plan.precision, "bfloat16"),
-        "shard_optimizer_over_data": plan.zero > 0,
+        "shard_optimizer_over_data": plan.zero > 0 and plan.axes["fsdp"] == 1,
         **({"hardware": "gpu"} if gpu else {}),
     }
     cannot = {}
     if plan.layout and len(layouts_of(problem, plan.ici)) > 1:
         cannot["layout"] = "MaxText lets JAX lay the mesh on the torus (mesh_utils), which may choose another layout"
-    if plan.zero > 1:
+    if plan.zero and plan.axes["fsdp"] > 1:
+        cannot["zero"] = "it takes shard_optimizer_over_data without fsdp only (0.2.5, config validation)"
+    elif plan.zero > 1:
         cannot["zero"] = "shard_optimizer_over_data shards the optimizer's state alone (ZeRO-1)"
     if unsaid:
         cannot["model"] = f"not said of the model: {unsaid}; set its own model_name"

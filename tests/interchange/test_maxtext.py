@@ -246,9 +246,11 @@ def test_reading_back_what_is_written_gives_the_plan(where: str, model, batch: i
     assert len(plans) > 100
     for plan in plans:
         written = maxtext.write(problem, plan, "")
-        assert set(written.cannot) <= {"layout", "model"}
+        assert set(written.cannot) <= {"layout", "zero"}
+        assert ("zero" in written.cannot) == (plan.zero == 1 and plan.axes["fsdp"] > 1)
         for found in (from_yaml(written.files["maxtext.yml"]), from_words(written.files["maxtext.txt"])):
-            assert plan_of(found, problem) == replace(plan, layout=())
+            zero = 0 if "zero" in written.cannot else plan.zero
+            assert plan_of(found, problem) == replace(plan, layout=(), zero=zero)
             assert found.batch_on(problem.slice.devices) == batch
             assert (found.seq_len, found.precision) == (seq_len, "bf16")
             assert found.differences(problem.workload.architecture) == []
