@@ -53,5 +53,7 @@ def bare(plan: Plan) -> Plan:
 def test_what_a_command_cannot_say_is_what_it_has_no_word_for() -> None:
     _, problem, _ = CASES[0]
     of = template_from_mapping("maxtext", load_group("command")["maxtext"])
-    refused = {of.refusal(problem, plan) for plan in all_plans(Space(problem=problem))} - {None}
-    assert refused == set()
+    refused = {plan: of.refusal(problem, plan) for plan in all_plans(Space(problem=problem))}
+    told = {sentence for sentence in refused.values() if sentence}
+    assert told == {"zero=1: command=maxtext has no word for it, and the trainer runs 0"}
+    assert all(plan.axes["fsdp"] > 1 for plan, sentence in refused.items() if sentence)
