@@ -65,6 +65,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "run.confirm": (0, 100),
         "run.best": (1, 100),
         "run.devices": (1, 64),
+        "run.proxy_layers": (1, 10_000),
         "run.cores": (1, 1024),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
@@ -72,7 +73,16 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 TEXTS = (
     *("plan", "baseline", "profile", "run_dir", "config_dir", "model.hf_config", "workload.precision"),
-    *("to", "hardware.slices", "validate.tables", "calibrate.tables", "compile.cache", "compile.xla", "ray.address"),
+    *(
+        "to",
+        "hardware.slices",
+        "validate.tables",
+        "calibrate.tables",
+        "compile.cache",
+        "compile.xla",
+        "ray.address",
+        "run.proxy_hardware",
+    ),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")

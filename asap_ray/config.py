@@ -176,6 +176,12 @@ class RunConfig:
         default=4,
         metadata=_help("hardware=local without GPUs: devices that the processor stands for"),
     )
+    proxy_layers: int | None = field(
+        default=None, metadata=_help("run so many layers in place of all, and carry the step over by physics")
+    )
+    proxy_hardware: str | None = field(
+        default=None, metadata=_help("run on this smaller slice of the same chips, with as much less of the batch")
+    )
     cores: int = field(default=1, metadata=_help("there: cores that each trial holds alone; others run beside it"))
 
 

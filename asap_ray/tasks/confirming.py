@@ -16,6 +16,7 @@ from asap_ray.report.answer import Confirmed, Searched, Tried
 from asap_ray.step_times import median_s
 from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.trials import Clock
+from asap_ray.tiers.command import Command
 from asap_ray.tiers.protocol import Job
 from asap_ray.tiers.run import Run
 
@@ -28,7 +29,7 @@ class Confirming:
     """Runs plans of one slice again: `turns` times each."""
 
     where: str
-    tier: Run
+    tier: Run | Command
     executor: Executor
     recorder: Recorder
     clock: Clock
@@ -59,7 +60,9 @@ class Confirming:
         """One more run; None where time is over or it did not work."""
         if self.clock.over:
             return None
-        tier = replace(self.tier, hopeless_s=None, options=replace(self.tier.options, trace=False))
+        tier = self.tier
+        if isinstance(tier, Run):  # to its end, and with nothing beside it
+            tier = replace(tier, hopeless_s=None, options=replace(tier.options, trace=False))
         jobs: Iterator[Job] = iter([replace(tier.job(estimate.plan), name=f"turn {turn + 1} of {estimate.plan.line}")])
         (outcome,) = self.executor.stream(lambda: next(jobs, None))
         finding = tier.read(outcome)

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from asap_ray.chip import Chip
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
-from asap_ray.hardware import Slice
+from asap_ray.hardware import Slice, parse_slice
 from asap_ray.physics.calibration import calibration_of, calibrations_from_mappings
+from asap_ray.problem import Problem
 from asap_ray.settings import load_group
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tasks.bundles import Bundle, load_bundles
 from asap_ray.tasks.commanding import command_tier
 from asap_ray.tasks.machine import LOCAL, MEMORY_SHARE
-from asap_ray.tasks.setting import Setting
+from asap_ray.tasks.setting import Setting, load_chips
 from asap_ray.tasks.trial_tiers import OURS, TrialTiers, in_our_trainer
 from asap_ray.tiers.cache import default_cache
+from asap_ray.tiers.proxy import Proxy
 from asap_ray.tiers.run import Run, RunOptions, platform_of
 
 PLAIN = Bundle(name="default", about="the compiler's own choices", flags={})
@@ -40,13 +42,15 @@ def runners(config: Config, setting: Setting) -> TrialTiers:
     tiers, problems = {}, {}
     for tier in setting.tiers:
         where = tier.problem.slice
-        _check_reached(config, where)
+        proxy = _proxy(config, tier.problem)
+        _check_reached(config, proxy.slice or where if proxy else where)
         problem = problems[where.name] = in_our_trainer(tier.problem, ours, "run")
         for bundle in bundles:
             tiers[where.name, bundle.name] = Run(
                 problem=problem,
                 calibration=calibration_of(where.chip, OURS, calibrations),
-                options=_options(config, where, bundle.flags_for(where.chip) or {}),
+                options=_options(config, proxy.slice or where if proxy else where, bundle.flags_for(where.chip) or {}),
+                proxy=proxy,
             )
     return TrialTiers(
         bundles=tuple(bundles), tiers=tiers, problems=problems, workers=side_by_side(config, setting.slices)
@@ -73,6 +77,30 @@ def side_by_side(config: Config, slices: tuple[Slice, ...]) -> int:
     if all(each.name == LOCAL and platform_of(each.chip) == "cpu" for each in slices):
         return max(len(os.sched_getaffinity(0)) // config.run.cores, 1)
     return 1 if config.ray.address in (None, "local") else 256
+
+
+def _proxy(config: Config, problem: Problem) -> Proxy | None:
+    """The smaller job that stands for the whole, where one is asked for.
+
+    Raises:
+        ConfigError: it is no smaller, or not of the same chips.
+    """
+    layers, name = config.run.proxy_layers, config.run.proxy_hardware
+    if layers is None and name is None:
+        return None
+    model, where = problem.workload.architecture, problem.slice
+    if layers is not None and not model.dense_layers < layers <= model.layers:
+        wanted = f"a whole number from {model.dense_layers + 1} to {model.layers}, the layers of {model.name}"
+        raise ConfigError("run.proxy_layers", layers, wanted)
+    small = parse_slice(name, load_chips(config)) if name is not None else None
+    if small is not None:
+        fits = (
+            small.chip.name == where.chip.name and where.devices % small.devices == 0 and small.devices < where.devices
+        )
+        if not fits or problem.workload.global_batch * small.devices % where.devices:
+            wanted = f"a slice of {where.chip.name} chips whose number divides {where.devices} and the batch"
+            raise ConfigError("run.proxy_hardware", name, wanted)
+    return Proxy(layers=layers, slice=small)
 
 
 def _check_reached(config: Config, where: Slice) -> None:

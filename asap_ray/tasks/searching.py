@@ -29,6 +29,7 @@ from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.setting import Setting
 from asap_ray.tasks.trial_tiers import TrialTiers, read_trial
 from asap_ray.tasks.trials import Clock, Key, Trials, Wanted
+from asap_ray.tiers.command import Command
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.tiers.run import Run
 
@@ -132,7 +133,7 @@ class Search:
         """The baseline and the best few once more, where trials are measured."""
         tier, run = self.tiers.tiers[where, self.tiers.base], self.config.run
         wanted = to_confirm(told, self.baseline, run.best)
-        if not isinstance(tier, Run) or not run.confirm or len(wanted) < 2:
+        if not isinstance(tier, Run | Command) or not run.confirm or len(wanted) < 2:
             return ()
         confirming = Confirming(
             where=where,

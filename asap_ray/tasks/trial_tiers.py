@@ -16,6 +16,7 @@ from asap_ray.tasks.bundles import Bundle
 from asap_ray.tasks.trials import TrialTier
 from asap_ray.tiers.command import Command
 from asap_ray.tiers.compile_with import CompileWith
+from asap_ray.tiers.run import Run
 
 OURS = "ours"
 
@@ -48,14 +49,15 @@ class TrialTiers:
         return ("words", unspoken) if unspoken else broken(self.problems[where], plan)
 
     def unspoken(self, where: str, plan: Plan) -> str | None:
-        """What of a plan the command of another's trainer has no words for; None where it has, or our own runs."""
+        """What another's trainer has no words for, or why no proxy stands for a plan; None where it can be tried."""
         tier = self.tiers[where, self.base]
-        return tier.expressible(plan) if isinstance(tier, Command | CompileWith) else None
+        return tier.expressible(plan) if isinstance(tier, Command | CompileWith | Run) else None
 
     @property
     def speaks(self) -> bool:
-        """Whether plans are put into words for another's trainer."""
-        return isinstance(next(iter(self.tiers.values())), Command | CompileWith)
+        """Whether a plan may have no words for another's trainer, or no proxy."""
+        tier = next(iter(self.tiers.values()))
+        return isinstance(tier, Command | CompileWith) or (isinstance(tier, Run) and tier.proxy is not None)
 
 
 def in_our_trainer(problem: Problem, ours: Stack, tier: str) -> Problem:

@@ -26,6 +26,7 @@ from asap_ray.step_times import PROCESS_SPREAD, interval_s, median_s
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.parts import time_parts
 from asap_ray.tiers.protocol import Gang, Job, Outcome, Place
+from asap_ray.tiers.proxy import Proxy, carried
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.training.environment import OUT_OF_MEMORY
 from asap_ray.training.request import Platform, Ran, RunRequest
@@ -34,6 +35,8 @@ LOSS_TOLERANCE = 0.01
 """How far a loss may be off that of the first trial, relatively: bfloat16 sums in another order move one of six by less
 than a thousandth (docs/trials.md), a wrong mask or a lost gradient by more than this within a few steps."""
 SHARED = "devices take turns on the cores they share: what one waits for in a collective is others' work too"
+PROXY = "proxy run"
+"""What an estimate names as its source that a proxy's run was carried to."""
 _OUT_OF_MEMORY = re.compile(rf"{OUT_OF_MEMORY}(\d+) of (\d+)")
 
 
@@ -72,6 +75,7 @@ class Run:
     calibration: Calibration
     options: RunOptions = field(default_factory=RunOptions)
     name: str = "run"
+    proxy: Proxy | None = None
     hopeless_s: float | None = None
     losses: tuple[float, ...] = ()
 
@@ -83,7 +87,9 @@ class Run:
     @property
     def evidence(self) -> str:
         """The trainer and the devices that its results are evidence for."""
-        return f"{toolchain.trained_with()}, on {self.problem.slice.name}"
+        return (
+            f"{toolchain.trained_with()}, on {self.problem.slice.name}{f', {self.proxy.words}' if self.proxy else ''}"
+        )
 
     @property
     def platform(self) -> Platform:
@@ -95,20 +101,28 @@ class Run:
         """How far medians of separate processes lie apart: their standard deviation, in the logarithm."""
         return PROCESS_SPREAD[self.platform]
 
+    def expressible(self, plan: Plan) -> str | None:
+        """Why no proxy can stand for a plan, in one line; None where one can, or plans are run themselves."""
+        small = self.proxy.plan(self.problem, plan) if self.proxy else plan
+        return small if isinstance(small, str) else None
+
     def job(self, plan: Plan) -> Job:
-        """The work that runs a plan."""
+        """The work that runs a plan, or the proxy that stands for it."""
         options, chip = self.options, self.problem.slice.chip
+        small = self.proxy.plan(self.problem, plan) if self.proxy else plan
+        assert not isinstance(small, str), small
         request = RunRequest(
-            workload=self.problem.workload,
-            plan=plan,
-            slice=self.problem.slice,
-            stack=self.problem.stack,
+            workload=self._run.workload,
+            plan=small,
+            slice=self._run.slice,
+            stack=self._run.stack,
+            stands_for=plan if self.proxy else None,
             platform=self.platform,
             flags=tuple(sorted(options.flags.items())),
             steps=options.steps,
             warmup=options.warmup,
             timed_s=options.timed_s,
-            hopeless_s=self.hopeless_s,
+            hopeless_s=None if self.proxy else self.hopeless_s,
             spread=self.spread,
             cores=options.cores,
             memory_bytes=options.memory_bytes,
@@ -139,7 +153,8 @@ class Run:
 
     def read(self, outcome: Outcome) -> Finding:
         """What is said of a plan, from how its job ended."""
-        plan = outcome.job.arguments[0].plan
+        request: RunRequest = outcome.job.arguments[0]
+        plan = request.stands_for or request.plan
         told = Finding(plan=plan, status="failed", source=self.name, evidence=self.evidence, output=outcome.output)
         if outcome.status == "complete":
             return self.learn(self._read(told, outcome.value))
@@ -150,6 +165,12 @@ class Run:
             return replace(told, status="infeasible", reason=reason, over_bytes=held - limit)
         return told
 
+    def _of_proxy(self, told: Finding) -> Finding:
+        """What is true of the whole of how its proxy ended: its memory is another."""
+        why = f"{self.proxy.words if self.proxy else ''}: {told.reason}"
+        status = "failed" if told.status == "infeasible" else told.status
+        return replace(told, status=status, reason=why if told.reason else "", hbm_bytes=None, over_bytes=0.0)
+
     def learn(self, finding: Finding) -> Finding:
         """Take account of a finished run, also one that was made before; returns it as it is."""
         if finding.status == "complete" and finding.estimate is not None:
@@ -159,7 +180,7 @@ class Run:
         return finding
 
     def _read(self, told: Finding, ran: Ran) -> Finding:
-        chip_hours = sum(ran.seconds.values()) * self.problem.slice.chips / 3600
+        chip_hours = sum(ran.seconds.values()) * self._run.slice.chips / 3600
         told = replace(
             told,
             status=ran.status,
@@ -173,6 +194,7 @@ class Run:
             facts=facts_of(ran),
             output="" if ran.status in ("complete", "pruned") else told.output,
         )
+        told = self._of_proxy(told) if self.proxy else told
         if ran.status == "complete" and (fault := self._wrong_loss(ran)):
             return replace(told, status="failed", reason=fault)
         if not ran.steps_s or ran.status not in ("complete", "pruned"):
@@ -195,17 +217,22 @@ class Run:
     def _estimate(self, told: Finding, ran: Ran, profile: Profile | None) -> Estimate:
         """What the clock says, beside what physics alone can: the floor and the serial time."""
         step = median_s(ran.steps_s)
-        priced = self._roofline.estimates([told.plan])[0]
+        priced, ends = self._roofline.estimates([told.plan])[0], interval_s(ran.steps_s, self.spread)
+        if self.proxy:
+            small = self.proxy.plan(self.problem, told.plan)
+            assert not isinstance(small, str), small
+            proxy = Roofline(problem=self._run, calibration=self.calibration).estimates([small])[0]
+            step, ends = carried(step, ends, (proxy.step_time_s, priced.step_time_s))
         return replace(
             priced,
             step_time_s=step,
-            interval_s=interval_s(ran.steps_s, self.spread),
+            interval_s=ends,
             mfu=self.problem.mfu(step),
             tokens_per_s=self.problem.workload.tokens_per_step / step,
             hbm_bytes=told.hbm_bytes or priced.hbm_bytes,
             time_parts=self._parts(profile, step),
             memory_parts={},
-            source=self.name,
+            source=PROXY if self.proxy else self.name,
         )
 
     def _parts(self, profile: Profile | None, step_s: float) -> dict[str, float]:
@@ -214,6 +241,11 @@ class Run:
         if profile is None or self.platform == "cpu":
             return {}
         return _scaled(time_parts(profile), step_s)
+
+    @cached_property
+    def _run(self) -> Problem:
+        """The problem that is run."""
+        return self.proxy.problem(self.problem) if self.proxy else self.problem
 
     @cached_property
     def _roofline(self) -> Roofline:

@@ -23,6 +23,7 @@ class RunRequest:
     `spread` is how far medians of separate processes lie apart (`step_times`). `flags` are the compiler's options.
     `cores` is how many of a machine's cores a process holds alone and is pinned to; 0 leaves it where it is.
     `memory_bytes` is what a process may take of the host; 0 is no limit. `trace` asks for a profile of one more step.
+    `stands_for` is the plan of the whole job, where this is a smaller one that is run in its place.
     `cache` is a folder of JAX's own cache of executables, so that a plan that runs again is not compiled again.
     """
 
@@ -41,6 +42,7 @@ class RunRequest:
     memory_bytes: float = 0.0
     trace: bool = True
     cache: str = ""
+    stands_for: Plan | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
