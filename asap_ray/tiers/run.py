@@ -131,7 +131,7 @@ class Run:
         )
         gang = Gang(
             hosts=options.hosts,
-            per_host=options.resources,
+            per_host={"CPU": 1.0, **options.resources},
             topology=options.topology,
             accelerator=options.accelerator,
         )
