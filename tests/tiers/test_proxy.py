@@ -62,7 +62,9 @@ def test_on_fewer_chips_the_batch_gives_way_and_each_device_keeps_its_work(line:
 
 
 def test_a_plan_that_nothing_smaller_stands_for_is_said() -> None:
-    tensor = plan("fsdp=2@1.1.2 context=4@4.1.1 tensor=8@1.4.2 micro_batch=32 accumulation=16 sequence_parallel=true remat=full")
+    tensor = plan(
+        "fsdp=2@1.1.2 context=4@4.1.1 tensor=8@1.4.2 micro_batch=32 accumulation=16 sequence_parallel=true remat=full"
+    )
     told = Proxy(slice=parse_slice("v5p-32", CHIPS)).plan(WHOLE, tensor)
     assert told == "data and fsdp cannot give way 2 times more, which v5p-32 needs"
     piped = plan("fsdp=16@4.4.1 pipeline=4@1.1.4 micro_batch=1 accumulation=64 schedule=gpipe remat=full")
