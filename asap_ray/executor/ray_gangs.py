@@ -24,10 +24,12 @@ from asap_ray.executor.fresh import GRACE_S, told
 from asap_ray.executor.gang import free_port
 from asap_ray.executor.local import SETTLE_S
 from asap_ray.executor.ray_line import Line, Sent, options
-from asap_ray.executor.ray_slices import Seat, reserved
+from asap_ray.executor.ray_slices import Seat, nodes, reserved
 
 TRIES = 2
 """How often a gang of which a Ray worker is lost is started."""
+LOOK_S = 2.0
+"""How often it is looked whether the hosts live."""
 START_S = 120.0
 """How long a host may take to start a worker, where all of its cores are busy."""
 
@@ -79,18 +81,21 @@ def _together(sent: Sent, path: list[str] | None, seats: Sequence[Seat]) -> dict
         _at(seat, sent, _member).remote(sent.job, path, rank, coordinator, dict(seat.environ)): rank
         for rank, seat in enumerate(seats)
     }
-    return _gathered(ranks, sent.timeout_s)
+    return _gathered(ranks, sent.timeout_s, [seat.node for seat in seats])
 
 
-def _gathered(ranks: Mapping[Any, int], timeout_s: float | None) -> dict[int, bytes]:
+def _gathered(ranks: Mapping[Any, int], timeout_s: float | None, hosts: Sequence[str]) -> dict[int, bytes]:
     limit = time.monotonic() + START_S + timeout_s + 2 * GRACE_S if timeout_s else math.inf
     left, outcomes, status = list(ranks), dict[int, bytes](), "complete"
     while left and status == "complete":
-        wait_s = max(0.0, limit - time.monotonic())
-        ended, left = ray.wait(left, timeout=None if wait_s == math.inf else wait_s)
-        if not ended:
-            raise _LostError(f"rank {ranks[left[0]]} of {len(ranks)}: its Ray worker does not answer")
-        status = _taken(ended[0], ranks, outcomes)
+        ended, left = ray.wait(left, timeout=LOOK_S)
+        if ended:
+            status = _taken(ended[0], ranks, outcomes)
+            continue
+        alive = {node.name for node in nodes()}
+        for rank in sorted(ranks[task] for task in left):  # Ray itself waits for minutes for one that is cut off
+            if hosts[rank] not in alive or time.monotonic() >= limit:
+                raise _LostError(f"rank {rank} of {len(ranks)}: its node was lost twice, or does not answer")
     if left:
         ended, left = ray.wait(left, num_returns=len(left), timeout=SETTLE_S)
         for task in ended:

@@ -21,7 +21,7 @@ from ray.util import tpu
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from asap_ray.executor.ray_line import Sent
-from asap_ray.executor.room import TOPOLOGY, Node, apart, slices_of, whole_slices
+from asap_ray.executor.room import SLICE_NAME, TOPOLOGY, Node, apart, slices_of, whole_slices
 from asap_ray.tiers.protocol import Gang
 
 LOOK_S = 0.2
@@ -38,10 +38,11 @@ HOST_BOUNDS: Mapping[int, tuple[int, int]] = {1: (1, 1), 4: (2, 2), 8: (2, 4)}
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a rank runs: a bundle of a placement group, its node's address, and what its environment must have."""
+    """Where a rank runs: a bundle of a placement group, its node, its address, and what its environment must have."""
 
     group: PlacementGroup
     bundle: int
+    node: str
     address: str
     environ: Mapping[str, str]
 
@@ -104,7 +105,20 @@ def _lease(gang: Gang, needs: Mapping[str, float], limit: float) -> _Lease:
         return _Lease(group, lambda: remove_placement_group(group))
     if whole_slices(gang, needs, nodes()) < slices_of(gang):
         return _part(gang, needs, limit)
-    handle = tpu.slice_placement_group(
+    broken = list[tpu.SlicePlacementGroup]()
+    try:
+        while True:
+            handle = _slices(gang, needs, limit)
+            if _is_whole(handle, gang):
+                return _Lease(_group(handle), handle.shutdown)
+            broken.append(handle)  # kept for now, or Ray would give it again
+    finally:
+        for each in broken:
+            each.shutdown()
+
+
+def _slices(gang: Gang, needs: Mapping[str, float], limit: float) -> tpu.SlicePlacementGroup:
+    return tpu.slice_placement_group(
         gang.topology,
         gang.accelerator,
         resources_per_bundle=dict(needs),
@@ -113,7 +127,12 @@ def _lease(gang: Gang, needs: Mapping[str, float], limit: float) -> _Lease:
         head_reservation_timeout_s=max(0.1, limit - time.monotonic()),
         bundle_label_selector=[{TOPOLOGY: gang.topology} for _ in range(gang.hosts)],
     )
-    return _Lease(_group(handle), handle.shutdown)
+
+
+def _is_whole(handle: tpu.SlicePlacementGroup, gang: Gang) -> bool:
+    """Whether all hosts live of the slices that Ray has chosen by their first host alone."""
+    names = {each.get(SLICE_NAME) for each in handle.bundle_label_selector} - {None}  # slices of one host have none
+    return not names or sum(node.labels.get(SLICE_NAME) in names for node in nodes()) >= gang.hosts
 
 
 def _part(gang: Gang, needs: Mapping[str, float], limit: float) -> _Lease:
@@ -149,8 +168,8 @@ def _seats(gang: Gang, lease: _Lease) -> list[Seat]:
     found.sort(key=lambda seat: (seat[0] // each, int((seat[1].get("Labels") or {}).get(WORKER_ID, 0))))
     addresses = [node["NodeManagerAddress"] for _, node in found]
     return [
-        Seat(lease.group, bundle, addresses[rank], _environ(gang, lease, addresses, rank, each))
-        for rank, (bundle, _) in enumerate(found)
+        Seat(lease.group, bundle, node["NodeID"], addresses[rank], _environ(gang, lease, addresses, rank, each))
+        for rank, (bundle, node) in enumerate(found)
     ]
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
+from functools import cache
+from multiprocessing.connection import wait
 from typing import Any
 
 from asap_ray.executor import fresh, local
@@ -82,8 +85,16 @@ def _pickled(outcome: Outcome) -> bytes:
         return pickle.dumps(with_changes(bare, error=None))  # its reason has the text
 
 
+@cache
+def _end_with_parent() -> None:
+    """Let this worker, and so its jobs, end with its raylet: Ray lets it live on, and who waits for it waits on."""
+    parent = os.getppid()
+    threading.Thread(target=lambda: (wait([os.pidfd_open(parent)]), os._exit(1)), daemon=True).start()
+
+
 def _prepare(path: list[str] | None) -> None:
     """Take back what Ray has changed in this process that a job would notice."""
+    _end_with_parent()
     if path is not None:
         sys.path[:] = path
     os.environ.pop("OMP_NUM_THREADS", None)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,16 @@ def host(name: str, worker: int) -> dict[str, Any]:
 class Cluster:
     process: subprocess.Popen[str]
     address: str
+    log: Path
 
     def ask(self, *words: str) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(" ".join(words) + "\n")
         self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        assert answer, self.log.read_text()[-2000:]
+        return json.loads(answer)
 
     def is_free(self) -> bool:
         """Whether no placement group is left, and all that nodes have is free."""
@@ -75,11 +79,13 @@ class Cluster:
 def started() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="ray_", dir="/tmp"))  # a short path: sockets lie deep below it
     quiet = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0", "SPT_NOENV": "1", **PATIENT}
+    # A node that is gone is missed soon; one that is slow to answer has a minute.
+    quiet |= {f"RAY_health_check_{name}": n for name, n in (("period_ms", "500"), ("failure_threshold", "3"))}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
     # Worker 1 first: the order of ranks is not that of nodes.
-    nodes = [host(name, worker) for name in ("a", "b") for worker in (1, 0)]
+    nodes = [{"num_cpus": 1}, *(host(name, worker) for name in ("a", "b") for worker in (1, 0))]
     with (
         pytest.MonkeyPatch.context() as patch,
         (folder / "log").open("wb") as log,
@@ -98,7 +104,7 @@ def started() -> Iterator[Cluster]:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert address, (folder / "log").read_text()[-2000:]
-            yield Cluster(process, address)
+            yield Cluster(process, address, folder / "log")
         finally:
             process.kill()
             process.communicate()
@@ -124,6 +130,13 @@ def run(executor: RayTasks | RayTune, *jobs: Job) -> list[Outcome]:
 
 
 ASKED = ["TPU_NAME", "TPU_WORKER_ID", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "TPU_PROCESS_BOUNDS"]
+
+
+def raylet_of(pid: int) -> int:
+    """The process of Ray on whose node a job runs: the parent of its worker."""
+    for _ in range(2):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
 
 
 def found(folder: Path) -> list[dict[str, str | None]]:
@@ -244,3 +257,28 @@ def test_hosts_are_free_again_when_the_executor_ends_midway(
             next(outcomes)
     for pid in pids(tmp_path):
         gone(pid)
+
+
+# The last: the cluster is without that node then.
+def test_a_job_that_loses_a_host_runs_again_on_another_slice(
+    cluster: Cluster, tmp_path: Path, until: Callable, gone: Callable
+) -> None:
+    folder, second = tmp_path / "ranks", tmp_path / "second"
+    folder.mkdir()
+
+    def lose() -> tuple[list[int], str]:
+        until(lambda: all_there(folder))
+        lost = pids(folder)
+        environ = Path(f"/proc/{lost[1]}/environ").read_text().split("\0")
+        second.touch()
+        os.kill(raylet_of(lost[1]), signal.SIGKILL)
+        return lost, next(each.partition("=")[2] for each in environ if each.startswith("TPU_NAME="))
+
+    with ThreadPoolExecutor(1) as beside, RayTasks(address=cluster.address) as executor:
+        losing = beside.submit(lose)
+        (outcome,) = run(executor, job(chores.again_elsewhere, str(folder), str(second)))
+        lost, name = losing.result()
+        assert (outcome.status, outcome.reason) == ("complete", "")
+        assert {outcome.value, name} == {"a", "b"}
+        for pid in lost:
+            gone(pid)
