@@ -59,6 +59,7 @@ def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> d
         record |= {"hbm_bytes": found.hbm_bytes, "fits": found.status != "infeasible"}
     return record | {
         "trial": found.status,
+        "trial_tier": found.source,
         "trial_bundle": tried.bundle,
         "trial_reason": found.reason or None,
         "trial_over_bytes": found.over_bytes,
@@ -129,7 +130,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         str(row["rank"] or units.DASH),
         f"`{row['plan_id']}`",
         row["hardware"].replace("|", "\\|"),
-        row["source"] if row.get("trial", "complete") == "complete" else f"{row['source']}: {row['trial']}",
+        row["source"] if row.get("trial", "complete") == "complete" else f"{row['trial_tier']}: {row['trial']}",
         units.seconds(row["step_time_s"]),
         f"{row['step_time_s'] / row['floor_s']:.2f}",
         units.percent(row["mfu"]),

@@ -81,9 +81,7 @@ def train(request: RunRequest, host: Host | None = None) -> Ran:
         import jax
 
         if host.hosts > 1:
-            if request.platform == "cpu":
-                jax.config.update("jax_cpu_collectives_implementation", "gloo")
-            jax.distributed.initialize(host.coordinator, host.hosts, host.rank)
+            _meet(jax, host, request)
         from asap_ray.training.state import prepared
     try:
         with trial.taking("devices"):
@@ -97,6 +95,14 @@ def train(request: RunRequest, host: Host | None = None) -> Ran:
         return _out_of_memory(trial, str(error))
     finally:
         cores.release()
+
+
+def _meet(jax: Any, host: Host, request: RunRequest) -> None:
+    """Meet the other hosts; where this machine is all of them, on its own address alone."""
+    here = {"coordinator_bind_address": host.coordinator} if host.coordinator.startswith("127.") else {}
+    if request.platform == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(host.coordinator, host.hosts, host.rank, **here)
 
 
 def _built(trial: _Trial, prepared: Any, devices: list[Any]) -> tuple[TrainStep, Any, Any, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import executor_chores as chores
 import pytest
 
-from asap_ray.executor import local
+from asap_ray.executor import fresh, local
 from asap_ray.executor.memory import available_bytes, held_bytes
 from asap_ray.tiers.protocol import Job
 
@@ -89,4 +89,4 @@ def test_the_last_words_of_a_crash_are_kept() -> None:
     assert outcome.status == "failed"
     assert "SIGSEGV" in outcome.reason
     assert outcome.output.endswith("x" * 100 + "\nit ends here\n")
-    assert len(outcome.output) == local.KEPT_BYTES
+    assert len(outcome.output) == fresh.KEPT_BYTES

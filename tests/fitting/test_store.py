@@ -42,7 +42,7 @@ def test_what_was_fitted_goes_before_what_is_stated() -> None:
 @pytest.mark.parametrize(
     ("fitted", "told"),
     [
-        ({"matmul_fraction": [1.2, 0.1]}, "from 0.05 to 1"),
+        ({"matmul_fraction": [1.2, 0.1]}, "from 0.001 to 1"),
         ({"matmul_fraction": 0.7}, "allowed: [value, standard error]"),
         ({"matmul": [0.7, 0.1]}, "did you mean matmul_fraction"),
         ([0.7], "a mapping of constants"),

@@ -117,10 +117,10 @@ def test_the_answer_and_its_files_rest_on_the_compiler(factory: Any, tried: Make
     assert found["best"]["step_time_s"] == pytest.approx(1.1 * 104)
     assert json.dumps(found, allow_nan=False)
     rows = leaderboard.records(answer)
-    assert [(row["rank"], row["source"], row.get("compile")) for row in rows[:4]] == [
+    assert [(row["rank"], row["source"], row.get("trial")) for row in rows[:4]] == [
         (1, "compile", "complete"), (2, "compile", "complete"), (3, "roofline", None), (4, "roofline", None),
     ]  # fmt: skip
-    assert [row["compile_over_bytes"] for row in rows if row.get("compile") == "infeasible"] == [3e9]
+    assert [row["trial_over_bytes"] for row in rows if row.get("trial") == "infeasible"] == [3e9]
     assert leaderboard.csv_text(rows).count("\n") == len(rows) + 1
     assert "compile: infeasible" in leaderboard.markdown_text(rows)
 
