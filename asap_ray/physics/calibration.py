@@ -193,7 +193,7 @@ def calibration_of(chip: Chip, stack: str, calibrations: Calibrations) -> Calibr
     """
     name = chip.name.replace("-", "_")
     own = calibrations.get(name, calibrations[chip.kind])
-    return replace(own, **calibrations.stacks.get(stack, {}), **calibrations.spreads.get(name, {}))
+    return replace(own, **{**calibrations.stacks.get(stack, {}), **calibrations.spreads.get(name, {})})
 
 
 def _stack_constants(name: str, given: Mapping[str, object]) -> Mapping[str, float]:

@@ -8,7 +8,7 @@ are a little looser than what is reached.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -154,3 +154,14 @@ def test_a_file_of_one_chip_changes_what_it_names_alone(name: str) -> None:
     for key in CONSTANTS:
         assert getattr(own, key) == {**stated, **fitted}.get(key, getattr(base, key)), key
         assert own.sources[key] == given.get("sources", {}).get(key, base.sources[key]), key
+
+
+def test_a_chip_that_says_how_far_estimates_are_off_says_so_for_any_stack() -> None:
+    found = calibrations_from_mappings(CALIBRATIONS)
+    h100 = chip_from_mapping(load_group("hardware")["h100"])
+    chip = replace(h100, name="local")
+    for stack in ("maxtext", "ours", "megatron"):
+        mine, others = calibration_of(chip, stack, found), calibration_of(h100, stack, found)
+        assert mine.spread_compute == CALIBRATIONS["local"]["spread_compute"]
+        assert others.spread_compute != mine.spread_compute
+        assert mine.overlap_fsdp == others.overlap_fsdp
