@@ -125,6 +125,11 @@ class Loop:
             self.listener.told(self.where, each.kind, each.fields)
 
     @property
+    def _timed(self) -> int:
+        """Trials that came to a step time, those that were ended as clearly slower among them."""
+        return self.ended["complete"] + self.ended["pruned"]
+
+    @property
     def _best_s(self) -> float | None:
         best = best_of(self.results)
         return best.step_time_s if best else None
@@ -140,14 +145,14 @@ class Loop:
         """Trials of a round that may run now."""
         complete, all_, done = self.budget.complete, self.budget.trials, len(self.results)
         left = [self.width]
-        left += [] if complete is None else [complete - self.ended["complete"], ATTEMPTS * complete - done]
+        left += [] if complete is None else [complete - self._timed, ATTEMPTS * complete - done]
         return min([*left, *([] if all_ is None else [all_ - done])])
 
     def _spent(self) -> str | None:
         """Which budget is spent, or that nothing comes of it."""
         ended, budget = self.ended, self.budget
         failed = ended["failed"] + ended["timeout"]
-        if budget.complete is not None and ended["complete"] >= budget.complete:
+        if budget.complete is not None and self._timed >= budget.complete:
             return "as many as wanted"
         if self.clock.over:
             return f"budget.minutes={budget.minutes:g} is over" if budget.minutes else "time is over"
@@ -161,13 +166,14 @@ class Loop:
         return None
 
     def _plans(self) -> str:
-        done = self.ended["complete"]
+        done = self._timed
         return f"{done} plan{'' if done == 1 else 's'} {words_of(self.trials.tier.name).done}"
 
     def _count_words(self) -> str:
         ended = self.ended
         failed = ended["failed"] + ended["timeout"]
-        told = [f"{ended['infeasible']} did not fit"] if ended["infeasible"] else []
+        told = [f"{ended['pruned']} clearly slower"] if ended["pruned"] else []
+        told += [f"{ended['infeasible']} did not fit"] if ended["infeasible"] else []
         told += [f"{failed} failed or ran out of time"] if failed else []
         return f", {' and '.join(told)}" if told else ""
 

@@ -16,7 +16,7 @@ from asap_ray.tasks.bundles import Bundle
 from asap_ray.tasks.trials import TrialTier
 from asap_ray.tiers.command import Command
 from asap_ray.tiers.compile_with import CompileWith
-from asap_ray.tiers.run import Run
+from asap_ray.tiers.run import SHARED, Run
 
 OURS = "ours"
 
@@ -86,7 +86,9 @@ def observed(found: TrialTiers, tried: Tried | None) -> Observation | None:
     finding = tried.finding if tried else None
     if tried is None or finding is None or finding.profile is None or finding.estimate is None:
         return None
-    return observe(finding.profile, found.problems[tried.where], finding.estimate, finding.memory_parts)
+    seen = observe(finding.profile, found.problems[tried.where], finding.estimate, finding.memory_parts)
+    # A processor sends numbers of 16 bits as 32: more bytes than the plan needs, but no fault of its sharding.
+    return replace(seen, unpredicted=()) if SHARED in finding.profile.flags else seen
 
 
 def without_profile(tried: Tried) -> Tried:
