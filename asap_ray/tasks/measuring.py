@@ -15,7 +15,7 @@ from asap_ray.settings import load_group
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tasks.bundles import Bundle, load_bundles
 from asap_ray.tasks.commanding import command_tier
-from asap_ray.tasks.machine import LOCAL, MEMORY_SHARE
+from asap_ray.tasks.machine import LOCAL
 from asap_ray.tasks.setting import Setting, load_chips
 from asap_ray.tasks.trial_tiers import OURS, TrialTiers, in_our_trainer
 from asap_ray.tiers.cache import default_cache
@@ -123,7 +123,7 @@ def _options(config: Config, where: Slice, flags: Mapping[str, str]) -> RunOptio
         "timeout_s": run.timeout_s,
     }
     if platform_of(chip) == "cpu":
-        return RunOptions(**given, cores=run.cores, memory_bytes=chip.usable_hbm_bytes * chip.max_domain / MEMORY_SHARE)
+        return RunOptions(**given, cores=run.cores, memory_bytes=chip.usable_hbm_bytes * chip.max_domain)
     hosts = max(where.chips // chip.chips_per_host, 1)
     here = min(where.chips, chip.chips_per_host)
     tpu = chip.kind == "tpu"

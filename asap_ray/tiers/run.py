@@ -35,6 +35,8 @@ LOSS_TOLERANCE = 0.01
 """How far a loss may be off that of the first trial, relatively: bfloat16 sums in another order move one of six by less
 than a thousandth (docs/trials.md), a wrong mask or a lost gradient by more than this within a few steps."""
 SHARED = "devices take turns on the cores they share: what one waits for in a collective is others' work too"
+PROCESS_BYTES = 1.5e9
+"""What a process holds that compiles and runs a small step on a processor, at most; 0.6 to 1.2 GB seen."""
 PROXY = "proxy run"
 """What an estimate names as its source that a proxy's run was carried to."""
 _OUT_OF_MEMORY = re.compile(rf"{OUT_OF_MEMORY}(\d+) of (\d+)")
@@ -140,12 +142,18 @@ class Run:
             work=run_plan,
             arguments=(request,),
             timeout_s=options.timeout_s,
-            memory_bytes=options.memory_bytes,
+            memory_bytes=self._host_bytes(plan) if options.memory_bytes else 0.0,
             isolated=True,
             cores=max(float(options.cores), 1.0),
             resources={} if options.hosts > 1 else options.resources,
             gang=gang if options.hosts > 1 else None,
         )
+
+    def _host_bytes(self, plan: Plan) -> float:
+        """What a process is expected to hold of its host, where its devices' memory is the host's."""
+        devices = self._run.slice.devices / self.options.hosts
+        held = PROCESS_BYTES + devices * self._roofline.estimates([plan])[0].hbm_bytes
+        return min(held, self.options.memory_bytes)
 
     def known(self, plan: Plan) -> Finding | None:
         """Nothing: a run is measured anew, but for those that the record of the same command holds."""

@@ -202,3 +202,11 @@ def test_a_core_is_free_again_once_who_held_it_is_killed() -> None:
         assert again.claim(1, [core], wait_s=5.0) == (core,)
         again.release()
     os.sched_setaffinity(0, mine)
+
+
+def test_two_small_runs_fit_beside_each_other_in_memory() -> None:
+    """What a job asks for is what its process holds, not all that it may hold."""
+    job = tier(memory_bytes=9e9, cores=1).job(PLAN)
+    assert 0.5e9 < job.memory_bytes < 2.5e9
+    (asked,) = job.arguments
+    assert asked.memory_bytes == 9e9
