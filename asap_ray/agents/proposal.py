@@ -121,7 +121,7 @@ def _changes(before: Estimate, after: Estimate) -> Iterator[tuple[str, tuple[flo
 def judge(prediction: Prediction, result: Result, base: Result | None) -> Verdict:
     """Hold a prediction against a trial; `base` is the trial that the proposal started from."""
     value = observed(result, prediction.field)
-    if result.status != "complete" or value is None:
+    if result.status not in ("complete", "pruned") or value is None:  # one that was ended as slower has its step too
         return Verdict(status="invalid", observed=None, text=f"{result.status}: {result.reason or 'no such figure'}")
     same_program = base is not None and base.digest == result.digest != ""
     still = abs(value - prediction.base) <= UNCHANGED * prediction.base and prediction.direction != "same"

@@ -44,6 +44,13 @@ def test_what_did_not_run_is_invalid_with_the_reason(result: Result) -> None:
     assert "2 GB over" in verdict.text
 
 
+def test_a_trial_that_was_ended_as_clearly_slower_is_judged_by_its_step(result: Result) -> None:
+    slow = replace(other(result, 1.4), status="pruned", reason="its interval lies above the best trial's")
+    step = result.step_time_s or 0.0
+    assert judge(predict_step(step, 0.9 * step, 1.2 * step), slow, None).status == "refuted"
+    assert judge(predict_step(step, 0.9 * step, 1.5 * step), slow, None).status == "confirmed"
+
+
 def test_the_same_program_or_the_same_figure_is_a_no_op(result: Result) -> None:
     step = result.step_time_s or 0.0
     falls = Prediction(field="step_time_s", direction="down", base=step, low=0.5 * step, high=0.9 * step)
