@@ -147,7 +147,7 @@ def check_later_keys(config: Config) -> None:
     """Keys that are promised but would do nothing today are refused rather than ignored."""
     for key in LATER_KEYS:
         if hasattr(config, key.split(".")[0]) and (given := value_at(config, key)) is not None:
-            raise ConfigError(key, given, f"{NOT_YET}: plans are priced and compiled, and none is run; leave it out")
+            raise ConfigError(key, given, f"{NOT_YET}; leave it out")
 
 
 def range_text(key: str) -> str:
