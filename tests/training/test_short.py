@@ -138,18 +138,22 @@ def test_memory_that_is_not_there_is_told_in_bytes() -> None:
 
 
 def test_a_run_that_hangs_and_one_that_is_killed_are_told_and_leave_nothing(tmp_path: Path) -> None:
-    log = tmp_path / "pids"
+    log, theirs = tmp_path / "pids", tmp_path / "pids of the gang"  # apart: who writes first is not known
     asked = runs.request("fsdp=4 micro_batch=2")
     hangs = Job(name="hangs", work=runs.sleeping, arguments=(asked, str(log)), timeout_s=3.0, isolated=True)
     gang = Gang(hosts=2, per_host={"CPU": 1})
-    killed = replace(hangs, name="killed", timeout_s=60.0, gang=gang)
-    watcher = subprocess.Popen([sys.executable, "-c", KILLER, str(log)])
+    killed = replace(hangs, name="killed", arguments=(asked, str(theirs)), timeout_s=60.0, gang=gang)
+    watcher = subprocess.Popen([sys.executable, "-c", KILLER, str(theirs)])
     found = {each.job.name: each for each in local.run([hangs, killed], workers=2)}
     watcher.wait(30)
     assert (found["hangs"].status, found["hangs"].reason) == ("timeout", "not done after 3 s")
     assert found["killed"].status == "failed"
     assert "SIGKILL" in found["killed"].reason
-    assert not [pid for pid in map(int, log.read_text().split()) if Path(f"/proc/{pid}").exists() and alive(pid)]
+    assert not [
+        pid
+        for pid in map(int, (log.read_text() + theirs.read_text()).split())
+        if Path(f"/proc/{pid}").exists() and alive(pid)
+    ]
 
 
 KILLER = """
@@ -157,7 +161,7 @@ import os, signal, sys, time
 limit = time.monotonic() + 25
 while time.monotonic() < limit:
     pids = open(sys.argv[1]).read().split() if os.path.exists(sys.argv[1]) else []
-    if len(pids) == 3:  # the one that hangs, and both of the gang
+    if len(pids) == 2:
         os.kill(int(pids[-1]), signal.SIGKILL)
         time.sleep(3)
         break
