@@ -13,7 +13,6 @@ from typing import Any
 from asap_ray.executor.protocol import Executor
 from asap_ray.physics.estimate import Estimate
 from asap_ray.report.answer import Confirmed, Searched, Tried
-from asap_ray.step_times import median_s
 from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.trials import Clock
 from asap_ray.tiers.command import Command
@@ -36,7 +35,8 @@ class Confirming:
     turns: int
 
     def run(self, plans: Sequence[Estimate], before: Turns) -> tuple[Confirmed, ...]:
-        """Run plans in turns, the first of them the baseline; those that did not work each time are left out.
+        """Run plans in turns, the first of them the baseline; those that did not work each time are left out, and all
+        are where that is the baseline or time was over.
 
         Args:
             plans: what the roofline says of each.
@@ -46,14 +46,13 @@ class Confirming:
         for turn in range(self.turns):
             for each in _rotated(plans, turn):
                 step = before.get((self.where, each.plan.line, turn)) or self._once(each, turn)
-                if step is None:
-                    return ()
-                steps[each.plan.line].append(step)
+                steps[each.plan.line] += [step] if step is not None else []
         return tuple(
             Confirmed(
                 plan=each.plan, baseline=place == 0, steps_s=tuple(steps[each.plan.line]), spread=self.tier.spread
             )
             for place, each in enumerate(plans)
+            if len(steps[each.plan.line]) == self.turns == len(steps[plans[0].plan.line])
         )
 
     def _once(self, estimate: Estimate, turn: int) -> float | None:
@@ -66,7 +65,8 @@ class Confirming:
         jobs: Iterator[Job] = iter([replace(tier.job(estimate.plan), name=f"turn {turn + 1} of {estimate.plan.line}")])
         (outcome,) = self.executor.stream(lambda: next(jobs, None))
         finding = tier.read(outcome)
-        step = median_s(finding.facts["steps_s"]) if finding.status == "complete" else None
+        measured = finding.estimate if finding.status == "complete" else None
+        step = measured.step_time_s if measured else None
         fields: dict[str, Any] = {"plan": estimate.plan.line, "turn": turn, "status": finding.status}
         fields |= {"step_time_s": step, "reason": finding.reason, "facts": dict(finding.facts)}
         self.recorder.told(self.where, "confirmed", fields)

@@ -135,6 +135,8 @@ class Search:
         wanted = to_confirm(told, self.baseline, run.best)
         if not isinstance(tier, Run | Command) or not run.confirm or len(wanted) < 2:
             return ()
+        if isinstance(tier, Run) and tier.proxy:  # a gain is a difference of what was measured, and the whole was not
+            return ()
         confirming = Confirming(
             where=where,
             tier=tier,
