@@ -34,15 +34,18 @@ LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": ("compare", "nightly", "launch", "doctor"),
         "tiers": ("replay",),
-        "agents": ("llm", "policy"),
+        "agents.brain": ("llm", "policy"),
     }
 )
-LATER_KEYS = ("compare.tables", "compare.seeds")
+LATER_KEYS = (
+    *("compare.tables", "compare.seeds", "agents.memory_dir"),
+    *("llm.base_url", "llm.model", "llm.expert", "llm.max_usd"),
+)
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
         "tiers": ("auto", "roofline", "compile", "run", "command"),
-        "agents": ("auto", "playbook", "none"),
+        "agents.brain": ("auto", "playbook", "none"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
         "output": ("auto", "rich", "plain", "json"),
         "compile.trainer": ("ours", "maxtext"),
@@ -57,6 +60,9 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "budget.compile": (1, 1000),
         "budget.trials": (0, 10_000),
         "search.proposals": (1, 100),
+        "agents.population": (0, 10_000),
+        "llm.max_calls": (0, 1_000_000),
+        "llm.max_tokens": (0, 2**40),
         "command.steps": (2, 10_000),
         "command.workers": (1, 256),
         "compile.workers": (1, 256),
@@ -83,6 +89,7 @@ TEXTS = (
         "ray.address",
         "run.proxy_hardware",
     ),
+    *("agents.memory_dir", "llm.base_url", "llm.model", "llm.expert"),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
@@ -93,11 +100,13 @@ COMPILING = (
 """Keys that only the compile tier reads, and some of them the run tier."""
 RUNNING = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address", "compile.xla")
 """Those that the run tier reads too."""
+SECONDS = ("compile.timeout_s", "run.timeout_s", "run.seconds")
 COMMANDING = tuple(f"command.{name}" for name in CommandConfig.__dataclass_fields__)
 """Keys that only a trainer of the user's own needs."""
 SHORT: Mapping[str, str] = MappingProxyType(
     {
         "hardware": "hardware.slices",
+        "agents": "agents.brain",
         "search": "search.method",
         "command": "command.template",
         "compile.with": "compile.trainer",  # a name that Python has taken
@@ -136,11 +145,11 @@ def check_names(config: Config) -> None:
         given = value_at(config, key)
         for name in _items(given):
             if name in LATER.get(key, ()):
-                raise ConfigError(key, name, f"{NOT_YET}; allowed now: {', '.join(allowed)}")
+                raise ConfigError(spoken(key), name, f"{NOT_YET}; allowed now: {', '.join(allowed)}")
             if name is not None and name not in allowed:
                 raise ConfigError(spoken(key), name, f"allowed: {', '.join(allowed)}", allowed)
         if given == []:
-            raise ConfigError(key, "[]", f"at least one of: {', '.join(allowed)}")
+            raise ConfigError(spoken(key), "[]", f"at least one of: {', '.join(allowed)}")
 
 
 def check_later_keys(config: Config) -> None:
@@ -235,7 +244,7 @@ def check_compile(config: Config) -> None:
     if "compile" in config.tiers and config.task == "calibrate":
         raise ConfigError("tiers", "compile", "for task=tune, explain and validate; task=calibrate needs no compiler")
     _check_recompile(config)
-    for key in ("budget.minutes", "budget.chip_hours", "compile.timeout_s", "run.timeout_s", "run.seconds"):
+    for key in (*("budget.minutes", "budget.chip_hours", "llm.timeout_s", "llm.max_usd"), *SECONDS):
         value = value_at(config, key)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(key, value, "a number above 0")

@@ -106,6 +106,51 @@ class SearchConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AgentsConfig:
+    """Who proposes; `agents=X` on the command line is short for `agents.brain=X`."""
+
+    brain: str = field(
+        default="auto",
+        metadata=_help("the brain that proposes plans to try; auto is playbook; none leaves it to search"),
+    )
+    knowledge: bool = field(default=True, metadata=_help("whether agents read the cards of knowledge/cards/"))
+    memory: bool = field(default=True, metadata=_help("whether agents recall finished runs, and what they add to them"))
+    memory_dir: str | None = field(
+        default=None, metadata=_help("folder of the memory of finished runs; null is the user's own data folder")
+    )
+    population: int = field(
+        default=0, metadata=_help("plans of a population that evolves beside the proposals; 0 is none")
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlmConfig:
+    """The language model of agents=llm: any endpoint that speaks OpenAI's chat completions.
+
+    The key comes from the environment alone: ASAP_RAY_LLM_KEY, or else OPENAI_API_KEY.
+    """
+
+    base_url: str | None = field(
+        default=None,
+        metadata=_help("the endpoint, as http://localhost:8000/v1; null is OPENAI_BASE_URL or OpenAI"),
+    )
+    model: str | None = field(default=None, metadata=_help("the model that is asked first, a cheap one"))
+    expert: str | None = field(
+        default=None, metadata=_help("a dearer model, asked where the first fails, repeats itself or gets nowhere")
+    )
+    max_calls: int = field(default=100, metadata=_help("calls of one run at most"))
+    max_tokens: int = field(default=500_000, metadata=_help("tokens of one run at most, asked and answered"))
+    max_usd: float | None = field(
+        default=None, metadata=_help("dollars of one run at most; needs llm.prices of each model")
+    )
+    prices: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_help("dollars a million tokens asked and answered: {my-model: [0.15, 0.6]}; others are unknown"),
+    )
+    timeout_s: float = field(default=60.0, metadata=_help("seconds after which a call is given up"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CompileConfig:
     """How plans are compiled."""
 
@@ -119,10 +164,7 @@ class CompileConfig:
     timeout_s: float = field(default=900.0, metadata=_help("seconds after which a compilation is given up"))
     trainer: str = field(
         default="ours",
-        metadata=_help(
-            "compile.with for short: whose train step is compiled, asap_ray's own or that of the maxtext which "
-            "command.python has"
-        ),
+        metadata=_help("whose train step is compiled, asap_ray's own or that of the maxtext which command.python has"),
     )
     xla: list[str] = field(
         default_factory=lambda: ["auto"],
@@ -253,10 +295,8 @@ class Config:
             "installed"
         ),
     )
-    agents: str = field(
-        default="auto",
-        metadata=_help("the brain that proposes plans to try; auto is playbook; none leaves it to search"),
-    )
+    agents: AgentsConfig = field(default_factory=AgentsConfig)
+    llm: LlmConfig = field(default_factory=LlmConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
     space: SpaceConfig = field(default_factory=SpaceConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)

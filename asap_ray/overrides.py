@@ -42,7 +42,7 @@ from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
 
 GROUPS = ("model", "stack", "scenario")
-OPEN = ("model", "stack", "space.fix")  # mappings whose entries are checked by their owners
+OPEN = ("model", "stack", "space.fix", "llm.prices")  # mappings whose entries are checked by their owners
 RAW_TEXT = (
     "plan",
     "baseline",
@@ -52,6 +52,10 @@ RAW_TEXT = (
     "command.python",
     "command.script",
     "command.cwd",
+    "agents.memory_dir",
+    "llm.base_url",
+    "llm.model",
+    "llm.expert",
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
 WRAPPED = (

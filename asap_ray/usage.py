@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asap_ray.checks import LATER_KEYS, NAMES, TASKS
+from asap_ray.checks import LATER_KEYS, NAMES, TASKS, spoken
 from asap_ray.config import Config
 from asap_ray.settings import load_group, setting_files
 
@@ -102,7 +102,7 @@ def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str
         elif key not in ("model", "stack", "scenario", *LATER_KEYS):
             default = factory() if factory is not dataclasses.MISSING else field.default
             names = f" ({', '.join(NAMES[key])})" if key in NAMES else ""
-            yield key.removesuffix(".slices").removesuffix(".method"), _written(default), field.metadata["help"] + names
+            yield spoken(key), _written(default), field.metadata["help"] + names
 
 
 def _written(default: Any) -> str:

@@ -102,8 +102,8 @@ def run(config: Config) -> int:
     started = time.monotonic()
     if config.compiles:
         raise ConfigError("tiers", config.tiers, "roofline for task=scenario; task=tune takes a scenario's job further")
-    if config.agents == "none":
-        raise ConfigError("agents", config.agents, "playbook for task=scenario: a brain makes its proposals")
+    if config.agents.brain == "none":
+        raise ConfigError("agents", config.agents.brain, "playbook for task=scenario: a brain makes its proposals")
     if len(config.hardware.slices) > 1:
         raise ConfigError("hardware", config.hardware.slices, "one slice: a scenario's baseline is of one")
     scenario = scenario_from_mapping(config.scenario)

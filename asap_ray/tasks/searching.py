@@ -195,7 +195,7 @@ def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str) -> Se
         AsapError: the sampler needs a package that is not installed.
         ConfigError: a card cannot be read.
     """
-    if config.agents == "none":
+    if config.agents.brain == "none":
         return black_box(pool, config.search.method, config.seed)
     sampler = "random" if config.search.method == "grid" else config.search.method
     return Coordinator(
