@@ -11,8 +11,9 @@ import numpy as np
 from asap_ray.agents.analyzer import Analysis
 from asap_ray.agents.proposal import Proposal
 from asap_ray.narrowing import Narrowing
+from asap_ray.problem import Problem
 from asap_ray.search.pool import Pool
-from asap_ray.search.protocol import Result
+from asap_ray.search.protocol import Result, Told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class Brief:
     """The pool and what is known of it.
 
     `expected_s` are steps as the trials let expect them, `open` the plans that may be proposed [plans]; `tried` says
-    for a row which trial it was. `closed` counts the plans that are not open by what closes them.
+    for a row which trial it was. `closed` counts the plans that are not open by what closes them. `program` is the
+    problem as the trainer sees it that must have a program for a plan; None where all have one.
     """
 
     pool: Pool
@@ -33,6 +35,43 @@ class Brief:
     narrowings: tuple[Narrowing, ...]
     closed: Mapping[str, int]
     diagnosing: bool = True
+    program: Problem | None = None
+
+    @property
+    def likely(self) -> np.ndarray:
+        """Plans whose interval, moved as trials correct it, begins below the best trial's step [plans]."""
+        if self.best is None or self.best.step_time_s is None:
+            return np.ones(len(self.pool), bool)
+        return self.pool.low_s / self.pool.step_s * self.expected_s < self.best.step_time_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What an adviser makes of all trials so far; the Coordinator decides what of it is followed.
+
+    `stop` is why nothing more is worth a trial, or nothing. `last` are plans to be tried after all others; `explore`
+    asks for more trials of the sampler in the next round.
+    """
+
+    stop: str = ""
+    explore: bool = False
+    last: tuple[Narrowing, ...] = ()
+
+
+class Adviser(Protocol):
+    """Thinks along: hears of each trial as it ends, and advises between rounds."""
+
+    def seen(self, result: Result) -> None:
+        """A trial has ended; others of its round may still run."""
+        ...
+
+    def advise(self, brief: Brief) -> Advice:
+        """What to do next, once a round is over."""
+        ...
+
+    def drain(self) -> list[Told]:
+        """What happened since this was last asked, for the record."""
+        ...
 
 
 class Brain(Protocol):

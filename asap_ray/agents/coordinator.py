@@ -9,14 +9,14 @@ sampler takes its share of the trials among the open plans that could still win.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from asap_ray.agents.analyzer import Analysis, Mechanism, analyse
-from asap_ray.agents.brief import Brain, Brief
-from asap_ray.agents.proposal import Proposal, judge
+from asap_ray.agents.brief import Advice, Adviser, Brain, Brief
+from asap_ray.agents.proposal import Proposal, confidence, judge
 from asap_ray.agents.verifier import fitting, row_of, verified
 from asap_ray.narrowing import Narrowing
 from asap_ray.problem import Problem
@@ -25,6 +25,8 @@ from asap_ray.search.protocol import Candidate, Result, Told, best_of
 from asap_ray.search.study import Study
 
 ANALYZER = "analyzer"
+PATIENCE = 2
+"""Rounds without a gain before an adviser may end a search."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +43,15 @@ class Rules:
 class Coordinator:
     """A searcher made of agents: `brain` proposes, the Verifier checks, the study samples in between.
 
-    `program` is the problem as the trainer sees it that must have a program for a plan.
+    `program` is the problem as the trainer sees it that must have a program for a plan. An `adviser` may ask for an
+    end, which is followed where nothing open is expected to be faster and rounds bring nothing, and for plans to come
+    last, which the sampler then does.
     """
 
     pool: Pool
     brain: Brain
     study: Study
+    adviser: Adviser | None = None
     rules: Rules = field(default_factory=Rules)
     program: Problem | None = None
     name: str = "agents"
@@ -59,6 +64,9 @@ class Coordinator:
     _narrowed: dict[Mechanism, Narrowing] = field(default_factory=dict)
     _analysis: Analysis | None = None
     _told: list[Told] = field(default_factory=list)
+    _record: dict[str, list[int]] = field(default_factory=dict)
+    _since_gain: int = 0
+    _advice: Advice | None = None
 
     def ask(self, count: int) -> list[Candidate]:
         """A round: verified proposals, and the sampler's share."""
@@ -67,7 +75,8 @@ class Coordinator:
             return []
         self.rounds += 1
         # Of what was tried, so that the first rounds are the agents': a sampler has nothing to learn from yet.
-        sampled = min(max(int(self.rules.share * len(self._tried)) - self._sampled, 0), count)
+        wanted = int(self.rules.share * len(self._tried)) - self._sampled + self.advice.explore
+        sampled = min(max(wanted, 0), count)
         self._tell("round", round=self.rounds, open=int(brief.open.sum()), closed=dict(brief.closed))
         candidates = [self._release(each) for each in self._verified(brief, count - sampled)]
         candidates += self._sample(brief, count - len(candidates))
@@ -76,13 +85,17 @@ class Coordinator:
     def tell(self, results: Sequence[Result]) -> None:
         """Judge the predictions of a round, look for faults, and learn."""
         by_number = {each.candidate.number: each for each in (*self.results, *results)}
-        self.results += results
-        self._analysis = None
+        before, self.results = best_of(self.results), [*self.results, *results]
+        self._since_gain = self._since_gain + 1 if best_of(self.results) is before else 0
+        self._analysis = self._advice = None
         for each in results:
             self.study.tell(each)
             if (proposal := each.candidate.proposal) is not None:
                 verdict = judge(proposal.prediction, each, by_number.get(proposal.base))
                 self._tell("verdict", trial=each.candidate.number, **asdict(verdict))
+                record = self._record.setdefault(each.candidate.author, [0, 0])
+                if verdict.status in ("confirmed", "refuted"):
+                    record[verdict.status == "refuted"] += 1
         self._name_faults(results)
         self._narrow()
 
@@ -98,14 +111,48 @@ class Coordinator:
             return "nothing legal that is left can win: every floor is above the best trial's step"
         if step / floor - 1.0 <= self.rules.gap:
             return f"no plan left can be more than {step / floor - 1.0:.1%} faster by its floor"
-        if not (left & self._credible(step)).any():
+        if not (left & self.brief().likely).any():
             return "no plan left is likely to win: every interval, as trials correct it, begins above the best step"
-        return None
+        return self._advised_end(step)
+
+    def seen(self, result: Result) -> None:
+        """A trial of a round has ended; others may still run."""
+        if self.adviser is not None:
+            self.adviser.seen(result)
 
     def drain(self) -> list[Told]:
         """What happened since this was last asked."""
         told, self._told = self._told, []
         return told
+
+    @property
+    def advice(self) -> Advice:
+        """What the adviser makes of all rounds so far."""
+        if self._advice is None:
+            self._advice = self.adviser.advise(self.brief()) if self.adviser and self.results else Advice()
+            self._hear()
+        return self._advice
+
+    def _hear(self) -> None:
+        """Pass on what the adviser has to tell; refusals are counted, whoever made them."""
+        for each in self.adviser.drain() if self.adviser else ():
+            refused = each.kind == "refusal"
+            self.refused, self.proposals = self.refused + refused, self.proposals + refused
+            self._told.append(each)
+
+    def _advised_end(self, best_step_s: float) -> str | None:
+        """The end that the adviser asks for, where the trials bear it out."""
+        stop = self.advice.stop
+        if not stop:
+            return None
+        brief = self.brief()
+        hopeful = brief.open.any() and float(brief.expected_s[brief.open].min()) < best_step_s
+        if hopeful or self._since_gain < PATIENCE:
+            why = "a plan is expected to be faster" if hopeful else f"the last {PATIENCE} rounds brought a gain"
+            self._tell("refusal", plan="stop", author=self.brain.name, card="", reason=f"{why}; it said: {stop}")
+            self._advice = replace(self.advice, stop="")
+            return None
+        return f"the {self.brain.name} ends it: {stop}"
 
     @property
     def analysis(self) -> Analysis:
@@ -132,6 +179,7 @@ class Coordinator:
             narrowings=tuple(self._narrowed.values()),
             closed=closed,
             diagnosing=self.rules.diagnosing,
+            program=self.program,
         )
 
     def _masks(self, best: Result | None) -> dict[str, np.ndarray]:
@@ -150,17 +198,15 @@ class Coordinator:
         tried[list(self._tried)] = True
         return tried
 
-    def _credible(self, best_step_s: float) -> np.ndarray:
-        """Plans whose interval, moved as trials correct the estimate, begins below the best step [plans]."""
-        return self.pool.low_s / self.pool.step_s * self.analysis.expected(self.pool) < best_step_s
-
     def _verified(self, brief: Brief, count: int) -> list[Proposal]:
         """Proposals that may be tried; why others may not is told."""
-        accepted, refused = verified(self.brain, brief, count, self.program)
+        accepted, refused = verified(self.brain, brief, count)
+        self._hear()
         self.proposals += len(accepted) + len(refused)
         self.refused += len(refused)
         for each, reason in refused:
-            self._tell("refusal", plan=each.plan.line, author=self.brain.name, card=each.card, reason=reason)
+            author = each.author or self.brain.name
+            self._tell("refusal", plan=each.plan.line, author=author, card=each.card, reason=reason)
         return accepted
 
     def _release(self, proposal: Proposal) -> Candidate:
@@ -168,21 +214,32 @@ class Coordinator:
         assert row is not None, "the Verifier lets only plans of the pool pass"
         number = self.study.enqueue(row)
         self._tried[row] = number
-        told = {**asdict(proposal), "plan": proposal.plan.line}
-        self._tell("proposal", round=self.rounds, trial=number, author=self.brain.name, **told)
-        return Candidate(number=number, plan=self.pool.plan(row), author=self.brain.name, proposal=proposal)
+        author = proposal.author or self.brain.name
+        proposal = replace(proposal, author=author, confidence=self._confidence(proposal, row))
+        self._tell("proposal", round=self.rounds, trial=number, **{**asdict(proposal), "plan": proposal.plan.line})
+        return Candidate(number=number, plan=self.pool.plan(row), author=author, proposal=proposal)
+
+    def _confidence(self, proposal: Proposal, row: int) -> float | None:
+        """How likely a proposal beats the best trial; None before there is one."""
+        best = best_of(self.results)
+        if best is None or best.step_time_s is None:
+            return None
+        confirmed, refuted = self._record.get(proposal.author, (0, 0))
+        step, ends = float(self.pool.step_s[row]), self.pool.estimate(row).interval_s
+        held = (confirmed + 9.0) / (confirmed + refuted + 10.0)  # as the interval says, until the record says else
+        expected = float(self.analysis.expected(self.pool)[row])
+        return confidence(best.step_time_s, expected, (ends[0] / step, ends[1] / step), held)
 
     def _sample(self, brief: Brief, count: int) -> list[Candidate]:
         """The sampler's trials, among the open plans that could still win."""
-        open_, best = brief.open & ~self._is_tried(), brief.best
-        if best is not None and best.step_time_s is not None:
-            open_ &= self._credible(best.step_time_s)
+        open_ = brief.open & brief.likely & ~self._is_tried()
+        first = open_ & np.logical_and.reduce([open_, *(each.open(self.pool.columns) for each in self.advice.last)])
         found = []
         for _ in range(count):
-            if (asked := self.study.sample(open_)) is None:
+            if (asked := self.study.sample(first if first.any() else open_)) is None:
                 break
             number, row = asked
-            open_[row] = False
+            open_[row] = first[row] = False
             self._tried[row] = number
             self._sampled += 1
             candidate = Candidate(number=number, plan=self.pool.plan(row), author="sampler")

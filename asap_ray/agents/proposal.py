@@ -7,8 +7,10 @@ change, to the power of 1.5 and of 0.5.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from asap_ray.physics.estimate import Estimate
@@ -27,6 +29,8 @@ SURE, UNSURE = 0.5, 1.5
 """Powers of a predicted change between which it is to lie."""
 ROOM = 0.02
 """Of the base's figure: what any prediction may be off by."""
+LEAST_SIGMA = 0.005
+"""Of the logarithm of a step: no estimate is surer."""
 UNCHANGED = 0.005
 """Relative change below which nothing has happened."""
 
@@ -55,10 +59,21 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """A figure that a proposal rests on: `source` is a trial or an option as the brain was shown it."""
+
+    source: str
+    figure: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
     """A plan and why it is worth a trial; `base` is the number of the trial that it starts from, where it does.
 
-    `expected_s` is the step that is expected; `card` names the card behind it, where there is one.
+    `expected_s` is the step that is expected; `card` names the card behind it, where there is one, and `cites` whatever
+    else of the memory. `author` is whose it is where a brain lets others speak for it. `confidence` is worked out
+    (`confidence`), never claimed: how likely the step is below the best trial's.
     """
 
     plan: Plan
@@ -68,6 +83,11 @@ class Proposal:
     expected_s: float
     card: str = ""
     base: int | None = None
+    author: str = ""
+    trade_off: str = ""
+    cites: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +136,24 @@ def predict_change(base: Result, before: Estimate, after: Estimate) -> Predictio
 def _changes(before: Estimate, after: Estimate) -> Iterator[tuple[str, tuple[float, float]]]:
     first, last = grouped(before.time_parts), grouped(after.time_parts)
     yield from ((name, (first[name], last[name])) for name in GROUPS)
+
+
+def confidence(best_s: float, expected_s: float, interval: tuple[float, float], held: float) -> float:
+    """How likely a step is below the best trial's, from the estimate's interval and how predictions have held.
+
+    The logarithm of the step is taken as normal, with 90% of it between the ends; where the predictions of a brain have
+    held in another share than 90%, the distribution is as much wider or narrower as would have made them.
+
+    Args:
+        best_s: step of the best trial.
+        expected_s: that is expected.
+        interval: ends of the 90% interval over the expected step, both above 0.
+        held: share of this brain's predictions that were confirmed, strictly between 0 and 1.
+    """
+    normal = NormalDist()
+    half = normal.inv_cdf(0.95)
+    sigma = max(math.log(interval[1] / interval[0]) / (2.0 * half), LEAST_SIGMA) * half / normal.inv_cdf((1 + held) / 2)
+    return normal.cdf(math.log(best_s / expected_s) / sigma)
 
 
 def judge(prediction: Prediction, result: Result, base: Result | None) -> Verdict:

@@ -19,19 +19,16 @@ def row_of(pool: Pool, plan: Plan) -> int | None:
     return pool.row(plan) if known else None
 
 
-def refusal(brief: Brief, proposal: Proposal, program: Problem | None = None) -> str | None:
+def refusal(brief: Brief, proposal: Proposal) -> str | None:
     """Why a proposal is refused, in one line; None where it may be tried.
 
-    Args:
-        brief: what is known.
-        proposal: is legal, fits with the margin, was not tried, can beat the best trial by its floor, changes something
-            and is not closed by a narrowing, or else is refused.
-        program: the problem as the trainer sees it that must have a program for the plan; None where all have one.
+    It may be where it is legal, fits with the margin, was not tried, can beat the best trial by its floor, changes
+    something, and is not closed by a narrowing.
     """
     pool = brief.pool
     row = row_of(pool, proposal.plan)
     if row is None:
-        return _outside(pool.problem, proposal.plan, program)
+        return _outside(pool.problem, proposal.plan, brief.program)
     if row in brief.tried:
         return f"tried before, as trial {brief.tried[row]}"
     best = brief.best
@@ -46,9 +43,7 @@ def refusal(brief: Brief, proposal: Proposal, program: Problem | None = None) ->
     return None
 
 
-def verified(
-    brain: Brain, brief: Brief, count: int, program: Problem | None = None
-) -> tuple[list[Proposal], list[tuple[Proposal, str]]]:
+def verified(brain: Brain, brief: Brief, count: int) -> tuple[list[Proposal], list[tuple[Proposal, str]]]:
     """Up to `count` proposals that may be tried, and those that are refused with the reasons.
 
     One that is refused goes back once, with the reason; what comes back counts as a proposal of its own.
@@ -56,7 +51,7 @@ def verified(
     accepted, refused = list[Proposal](), list[tuple[Proposal, str]]()
 
     def passes(proposal: Proposal) -> bool:
-        reason = refusal(brief, proposal, program)
+        reason = refusal(brief, proposal)
         if reason is None and row_of(brief.pool, proposal.plan) in {row_of(brief.pool, p.plan) for p in accepted}:
             reason = "proposed in this round already"
         if reason is not None:

@@ -7,7 +7,7 @@ results alone, never on which trial was faster to run, and the same command deci
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,7 +51,7 @@ class Listener(Protocol):
 
 @dataclass(kw_only=True)
 class Loop:
-    """Searches one slice; `width` trials are released at once."""
+    """Searches one slice; `width` trials are released at once. `heard` is told of each result as its trial ends."""
 
     where: str
     pool: Pool
@@ -61,6 +61,7 @@ class Loop:
     clock: Clock
     listener: Listener
     width: int
+    heard: Callable[[Result], None] = lambda result: None
     tried: list[Tried] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     rounds: int = 0
@@ -77,7 +78,11 @@ class Loop:
             # A budget may end a round early; what the round is does not hang on it, so that more budget goes on there.
             room = self._room()
             now, asked = asked[:room], asked[room:]
-            found = self.trials.run([self._wanted(each) for each in now])
+            by_number = {each.number: each for each in now}
+            found = self.trials.run(
+                [self._wanted(each) for each in now],
+                lambda tried, by=by_number: self.heard(result_of(by[tried.number], tried)),
+            )
             self._take(now, found)
             if now and not found and not self.clock.over:
                 reason = "too little time is left for another trial"

@@ -143,8 +143,11 @@ class Trials:
     before: Mapping[Key, Tried] = field(default_factory=dict)
     _took: list[float] = field(default_factory=list)
 
-    def run(self, wanted: Sequence[Wanted]) -> list[Tried]:
-        """Run trials and return what came of them, in their order; those that time left no room for are missing."""
+    def run(self, wanted: Sequence[Wanted], heard: Callable[[Tried], None] = lambda tried: None) -> list[Tried]:
+        """Run trials and return what came of them, in their order; those that time left no room for are missing.
+
+        `heard` is told of each as it ends, while others may still run.
+        """
         waiting, running = list(wanted), dict[str, Wanted]()
         found = dict[int, Tried]()
 
@@ -154,6 +157,7 @@ class Trials:
                 if (known := self._known(each)) is not None:
                     found[each.number] = known
                     self.watcher.ended(known)
+                    heard(known)
                 elif self.clock.over or self._too_late:
                     return None
                 else:
@@ -169,6 +173,7 @@ class Trials:
             each = running.pop(outcome.job.name)
             found[each.number] = tried = self._ended(each, outcome)
             self.watcher.ended(tried)
+            heard(tried)
         return [found[each.number] for each in wanted if each.number in found]
 
     def _job(self, wanted: Wanted) -> Job:
