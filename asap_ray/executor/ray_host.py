@@ -105,11 +105,12 @@ def main(options: dict[str, Any]) -> NoReturn:
         parts = [handle for pid in _parts() if (handle := _handle(pid)) is not None]
         host.leave_when(parts, "lost", "its raylet or its gcs has ended")
     threading.Thread(target=lambda: (_listen(line), host.leave()), daemon=True).start()
-    line.tell("ready", ray_slices.nodes())
-    if not own:
-        threading.Thread(target=_answer_what_cannot_be_held, args=(line,), daemon=True).start()
     try:
-        importlib.import_module(options["runner"]).serve(line, host.folder)
+        runner = importlib.import_module(options["runner"])  # before it is ready: to import Tune takes a second
+        line.tell("ready", ray_slices.nodes())
+        if not own:
+            threading.Thread(target=_answer_what_cannot_be_held, args=(line,), daemon=True).start()
+        runner.serve(line, host.folder)
     except Exception as error:  # of Ray, or ours: nobody else could tell it
         host.leave("lost", told(error))
     host.leave("lost", "it takes no more jobs")

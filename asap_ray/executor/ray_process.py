@@ -129,10 +129,10 @@ class RayProcess:
         self._sent += 1
         host, needs = self._host, self._needs(job)
         assert host is not None
-        if host.address is None:  # memory was seen to here; and requests that are alike share workers
+        if host.address is None:  # memory and cores were seen to here: requests that are alike share workers,
             needs.pop("memory", None)
-            if job.gang and needs.pop("CPU", None):
-                needs[SEAT] = 1.0  # so were cores, some of which a worker holds that Tune keeps for another trial
+            if needs.pop("CPU", None):
+                needs[SEAT] = 1.0  # and a worker that is kept holds nothing that another trial waits for
         try:
             host.line.send((self._sent, needs, pickle.dumps(job), job.gang, job.timeout_s, self.reserve_s))
         except OSError:

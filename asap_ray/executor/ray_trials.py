@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune.execution import tune_controller
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
+from ray.tune.utils.object_cache import _ObjectCache
 
 from asap_ray.executor import ray_work
 from asap_ray.executor.ray_line import Line
@@ -94,6 +97,29 @@ class JobTrial(tune.Trainable):
         return {"done": True, "outcome": ray_work.perform(self.config["job"], self.config["path"], fresh=True)}
 
 
+class AllIdle(_ObjectCache):
+    """Keeps every idle worker, where Tune keeps one: between two rounds all are idle, and each that is started anew
+    takes two seconds of a core beside the trials that are timed.
+
+    Only where a trial waits that none of them suits are the others given up: they may hold what it needs.
+    """
+
+    def cache_object(self, key: Any, obj: Any) -> bool:
+        """Keep a worker that asked for `key`."""
+        self._cached_objects[key].append(obj)
+        self._num_cached_objects += 1
+        return True
+
+    def flush_cached_objects(self, force_all: bool = False) -> Generator[Any, None, None]:
+        """Give up all, or those that asked for something else than what is waited for."""
+        wanted = [key for key, count in self._max_num_objects.items() if count > 0]
+        if force_all or any(not self._cached_objects[key] for key in wanted):
+            for key in [key for key in self._cached_objects if force_all or key not in wanted]:
+                while self._cached_objects[key]:
+                    self._num_cached_objects -= 1
+                    yield self._cached_objects[key].pop()
+
+
 def serve(line: Line, folder: Path) -> None:
     """Take jobs from the line and answer each, for ever. A trial whose worker is lost is tried once more.
 
@@ -101,6 +127,7 @@ def serve(line: Line, folder: Path) -> None:
     hold on to what it was given, which another trial may be waiting for.
     """
     jobs, own = Jobs(line), line.path is not None
+    tune_controller._ObjectCache = AllIdle  # pyright: ignore[reportPrivateImportUsage] (Tune has no setting for it)
     tuner = tune.Tuner(
         JobTrial,
         tune_config=tune.TuneConfig(search_alg=jobs, num_samples=-1, reuse_actors=own),

@@ -122,6 +122,12 @@ def meet(here: str, there: str) -> bool:
     return True
 
 
+def meet_and_name_parent(here: str, there: str) -> int:
+    """As `meet`, and returns the process that started this one."""
+    meet(here, there)
+    return os.getppid()
+
+
 def overlaps(folder: str, name: str) -> int:
     """How many jobs are at work in this moment."""
     mark = Path(folder) / name
