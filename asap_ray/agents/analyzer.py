@@ -31,6 +31,8 @@ from asap_ray.problem import Columns, columns_of
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result
 
+TIMED = ("complete", "pruned")
+"""How trials end that have come to a step time."""
 SICK = 0.10
 """Share of a step from which excess time is a fault worth steering around."""
 SLOWER = 1.5
@@ -76,7 +78,8 @@ class Analysis:
 
     `ratios` are what each part of a step takes over what it is priced at [parts], `memory` the same of bytes.
     `penalties` are, for each mechanism with a fault, the mean logarithm of what it costs the plans that have it.
-    `evidence` is whose figures these are: a trainer and a compiler; trials of others do not count.
+    `trials` counts those with a step, which one that was ended as clearly slower has too. `evidence` is whose figures
+    these are: a trainer and a compiler; trials of others do not count.
     """
 
     faults: tuple[Fault, ...]
@@ -96,15 +99,16 @@ class Analysis:
 
 def analyse(pool: Pool, results: Sequence[Result], *, diagnosing: bool = True) -> Analysis:
     """What trials say of a pool; without `diagnosing` of their profiles only how far steps are off on the whole."""
-    evidence = next((each.evidence for each in reversed(results) if each.status in ("complete", "infeasible")), "")
-    told = [each for each in results if each.status == "complete" and each.evidence == evidence and each.roofline]
+    evidence = next((each.evidence for each in reversed(results) if each.status in (*TIMED, "infeasible")), "")
+    timed = [each for each in results if each.status in TIMED and each.evidence == evidence and each.roofline]
+    told = [each for each in timed if each.status == "complete"]  # the others ended before they had a profile
     faults = list(_faults(told)) if diagnosing else []
     return Analysis(
         faults=tuple(faults),
         penalties=_penalties(pool, told, faults),
-        ratios=_ratios(told, faults) if diagnosing else np.full(len(TIME_PARTS), _whole(told)),
+        ratios=_ratios(timed, faults) if diagnosing else np.full(len(TIME_PARTS), _whole(timed)),
         memory=_memory(results, evidence),
-        trials=len(told),
+        trials=len(timed),
         evidence=evidence,
     )
 
@@ -224,11 +228,11 @@ def _whole(told: Sequence[Result]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _ratios(told: Sequence[Result], faults: Sequence[Fault]) -> np.ndarray:
+def _ratios(timed: Sequence[Result], faults: Sequence[Fault]) -> np.ndarray:
     """What each part takes over its price, of all trials that tell their parts, without their faults [parts]."""
-    full = [each for each in told if each.estimate and each.roofline and each.estimate.time_parts]
+    full = [each for each in timed if each.estimate and each.roofline and each.estimate.time_parts]
     if not full:
-        return step_ratios(told)
+        return step_ratios(timed)
     sick = {fault.trial for fault in faults}
     full = [each for each in full if each.candidate.number not in sick] or full
     seen = [grouped(each.estimate.time_parts) for each in full if each.estimate]

@@ -13,7 +13,7 @@ from asap_ray.agents.analyzer import analyse
 from asap_ray.physics.estimate import TIME_PARTS
 from asap_ray.plan import Plan
 from asap_ray.search.pool import Pool
-from asap_ray.search.protocol import Candidate, Result
+from asap_ray.search.protocol import Candidate, Result, Status
 from tests.agents.doubles import Double, Fault, agents, play, resharding, slow_kernel, slow_link, small_pool
 
 
@@ -175,3 +175,31 @@ def test_trials_of_another_trainer_do_not_count(pool: Pool) -> None:
     mixed = [replace(found[0], evidence="maxtext"), *(replace(each, evidence="ours") for each in found[1:])]
     assert analyse(pool, mixed).trials == 2
     assert analyse(pool, [*mixed[1:], mixed[0]]).trials == 1
+
+
+def test_a_trial_that_was_ended_as_slower_tells_its_step_and_no_fault(pool: Pool) -> None:
+    """Steps alone, as on a processor: two plans take their price, and one that is mostly gathers is four times slower
+    and was ended for it."""
+    gathers = pool.parts[:, TIME_PARTS.index("fsdp")] / pool.step_s
+    light, heavy = np.argsort(gathers)[[0, 1]], int(np.argmax(gathers))
+
+    def trial(number: int, row: int, times: float, status: Status) -> Result:
+        estimate = pool.estimate(row)
+        bare = replace(estimate, step_time_s=times * estimate.step_time_s, time_parts={})
+        candidate = Candidate(number=number, plan=estimate.plan, author="test")
+        return Result(
+            candidate=candidate,
+            status=status,
+            step_time_s=bare.step_time_s,
+            evidence="ours",
+            estimate=bare,
+            roofline=estimate,
+        )
+
+    complete = [trial(number, int(row), 1.0, "complete") for number, row in enumerate(light)]
+    before = analyse(pool, complete)
+    after = analyse(pool, [*complete, trial(2, heavy, 4.0, "pruned")])
+    assert (before.trials, after.trials, after.faults) == (2, 3, ())
+    assert after.expected(pool)[heavy] > 1.5 * before.expected(pool)[heavy]
+    assert after.expected(pool)[light] == pytest.approx(pool.step_s[light], rel=0.2)
+    assert analyse(pool, [trial(0, heavy, 4.0, "pruned")], diagnosing=False).ratios == pytest.approx(4.0)
