@@ -47,6 +47,7 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tiers": ("auto", "roofline", "compile", "run", "command"),
         "agents.brain": ("auto", "playbook", "none"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
+        "search.vary": ("flags", "none"),
         "output": ("auto", "rich", "plain", "json"),
         "compile.trainer": ("ours", "maxtext"),
         "workload.optimizer": ("adamw",),

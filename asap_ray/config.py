@@ -99,6 +99,13 @@ class SearchConfig:
         metadata=_help("the sampler beside the agents, and the whole search with agents=none; grid is exhaustive"),
     )
     share: float = field(default=0.2, metadata=_help("share of the trials that are the sampler's beside the agents"))
+    vary: list[str] = field(
+        default_factory=lambda: ["flags"],
+        metadata=_help(
+            "what agents try besides plans: flags (the further bundles of compile.xla, around the fastest "
+            "trial), or none"
+        ),
+    )
     proposals: int = field(default=3, metadata=_help("trials that a round releases at once"))
     gap: float = field(
         default=0.0, metadata=_help("stop where no plan left can be more than this share faster by its floor")

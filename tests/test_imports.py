@@ -28,6 +28,7 @@ CHAIN = {
         "rates",
         "plan",
         "problem",
+        "recipe",
         "rules",
         "stack",
         "step_times",

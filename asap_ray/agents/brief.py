@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from asap_ray.agents.analyzer import Analysis
 from asap_ray.agents.proposal import Proposal
 from asap_ray.narrowing import Narrowing
+from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.recipe import Genes, Recipe
 from asap_ray.search.pool import Pool
-from asap_ray.search.protocol import Result, Told
+from asap_ray.search.protocol import Result, Told, best_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,9 @@ class Brief:
     `expected_s` are steps as the trials let expect them, `open` the plans that may be proposed [plans]; `tried` says
     for a row which trial it was. `closed` counts the plans that are not open by what closes them. `program` is the
     problem as the trainer sees it that must have a program for a plan; None where all have one.
+
+    All that is of trials of plans alone: what a recipe gains says nothing of other plans. `varied` are the trials with
+    a recipe, `genes` is what recipes may vary.
     """
 
     pool: Pool
@@ -36,6 +41,17 @@ class Brief:
     closed: Mapping[str, int]
     diagnosing: bool = True
     program: Problem | None = None
+    varied: tuple[Result, ...] = ()
+    genes: Genes = field(default_factory=Genes)
+
+    @property
+    def winner(self) -> Result | None:
+        """The fastest trial of all, with a recipe or without."""
+        return best_of([*([self.best] if self.best else []), *self.varied])
+
+    def tried_with(self, plan: Plan) -> dict[Recipe, int]:
+        """Recipes that a plan of the pool was tried with, and as which trial."""
+        return {each.candidate.recipe: each.candidate.number for each in self.varied if each.candidate.plan == plan}
 
     @property
     def likely(self) -> np.ndarray:

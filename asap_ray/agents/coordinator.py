@@ -20,6 +20,7 @@ from asap_ray.agents.proposal import Proposal, confidence, judge
 from asap_ray.agents.verifier import fitting, row_of, verified
 from asap_ray.narrowing import Narrowing
 from asap_ray.problem import Problem
+from asap_ray.recipe import Genes
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result, Told, best_of
 from asap_ray.search.study import Study
@@ -52,6 +53,7 @@ class Coordinator:
     brain: Brain
     study: Study
     adviser: Adviser | None = None
+    genes: Genes = field(default_factory=Genes)
     rules: Rules = field(default_factory=Rules)
     program: Problem | None = None
     name: str = "agents"
@@ -158,20 +160,20 @@ class Coordinator:
     def analysis(self) -> Analysis:
         """What all trials so far come to."""
         if self._analysis is None:
-            self._analysis = analyse(self.pool, self.results, diagnosing=self.rules.diagnosing)
+            self._analysis = analyse(self.pool, self._plain, diagnosing=self.rules.diagnosing)
         return self._analysis
 
     def brief(self) -> Brief:
         """What a brain is told now."""
-        best = best_of(self.results)
+        best, plain = best_of(self.results), self._plain
         closed, open_ = {}, np.ones(len(self.pool), bool)
         for name, mask in self._masks(best).items():
             closed[name] = int((open_ & ~mask).sum())
             open_ &= mask
         return Brief(
             pool=self.pool,
-            results=tuple(self.results),
-            best=best,
+            results=tuple(plain),
+            best=best_of(plain),
             analysis=self.analysis,
             expected_s=self.analysis.expected(self.pool),
             open=open_,
@@ -180,7 +182,14 @@ class Coordinator:
             closed=closed,
             diagnosing=self.rules.diagnosing,
             program=self.program,
+            varied=tuple(each for each in self.results if each.candidate.recipe),
+            genes=self.genes,
         )
+
+    @property
+    def _plain(self) -> list[Result]:
+        """Trials of plans alone."""
+        return [each for each in self.results if not each.candidate.recipe]
 
     def _masks(self, best: Result | None) -> dict[str, np.ndarray]:
         """What leaves which plans open [plans], by name."""
@@ -206,18 +215,20 @@ class Coordinator:
         self.refused += len(refused)
         for each, reason in refused:
             author = each.author or self.brain.name
-            self._tell("refusal", plan=each.plan.line, author=author, card=each.card, reason=reason)
+            self._tell("refusal", plan=_words(each), author=author, card=each.card, reason=reason)
         return accepted
 
     def _release(self, proposal: Proposal) -> Candidate:
         row = row_of(self.pool, proposal.plan)
         assert row is not None, "the Verifier lets only plans of the pool pass"
-        number = self.study.enqueue(row)
-        self._tried[row] = number
+        number = self.study.enqueue(row, proposal.recipe)
+        if not proposal.recipe:
+            self._tried[row] = number
         author = proposal.author or self.brain.name
         proposal = replace(proposal, author=author, confidence=self._confidence(proposal, row))
-        self._tell("proposal", round=self.rounds, trial=number, **{**asdict(proposal), "plan": proposal.plan.line})
-        return Candidate(number=number, plan=self.pool.plan(row), author=author, proposal=proposal)
+        self._tell("proposal", round=self.rounds, trial=number, **_told(proposal))
+        plan, recipe = self.pool.plan(row), proposal.recipe
+        return Candidate(number=number, plan=plan, author=author, proposal=proposal, recipe=recipe)
 
     def _confidence(self, proposal: Proposal, row: int) -> float | None:
         """How likely a proposal beats the best trial; None before there is one."""
@@ -278,6 +289,16 @@ class Coordinator:
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self._told.append(Told(kind=kind, fields=fields))
+
+
+def _words(proposal: Proposal) -> str:
+    """A plan with its recipe, in one line."""
+    return f"{proposal.plan.line} {proposal.recipe.line}".strip()
+
+
+def _told(proposal: Proposal) -> dict[str, Any]:
+    """A proposal as the record has it."""
+    return {**asdict(proposal), "plan": proposal.plan.line, "recipe": proposal.recipe.line}
 
 
 def _narrowing(mechanism: Mechanism, analysis: Analysis) -> Narrowing:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.search.protocol import Result
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -73,7 +74,8 @@ class Proposal:
 
     `expected_s` is the step that is expected; `card` names the card behind it, where there is one, and `cites` whatever
     else of the memory. `author` is whose it is where a brain lets others speak for it. `confidence` is worked out
-    (`confidence`), never claimed: how likely the step is below the best trial's.
+    (`confidence`), never claimed: how likely the step is below the best trial's. `recipe` is what it changes
+    besides the plan.
     """
 
     plan: Plan
@@ -88,6 +90,7 @@ class Proposal:
     cites: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     confidence: float | None = None
+    recipe: Recipe = PLAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

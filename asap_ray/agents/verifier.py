@@ -9,6 +9,7 @@ from asap_ray.agents.proposal import Proposal
 from asap_ray.duplicates import duplicate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem, coding, columns_of
+from asap_ray.recipe import Recipe
 from asap_ray.rules import broken
 from asap_ray.search.pool import Pool
 
@@ -29,9 +30,11 @@ def refusal(brief: Brief, proposal: Proposal) -> str | None:
     row = row_of(pool, proposal.plan)
     if row is None:
         return _outside(pool.problem, proposal.plan, brief.program)
-    if row in brief.tried:
+    if proposal.recipe and (fault := _recipe_fault(brief, row, proposal.recipe)):
+        return fault
+    if row in brief.tried and not proposal.recipe:
         return f"tried before, as trial {brief.tried[row]}"
-    best = brief.best
+    best = brief.winner
     if best is not None and best.step_time_s is not None and pool.floor_s[row] >= best.step_time_s:
         return f"its floor of {pool.floor_s[row]:.3g} s is not below the {best.step_time_s:.3g} s of the best trial"
     if not fitting(pool, brief.analysis.memory)[row]:
@@ -43,6 +46,15 @@ def refusal(brief: Brief, proposal: Proposal) -> str | None:
     return None
 
 
+def _recipe_fault(brief: Brief, row: int, recipe: Recipe) -> str | None:
+    """Why a recipe may not be tried with a plan of the pool; None where it may."""
+    if recipe in (tried := brief.tried_with(brief.pool.plan(row))):
+        return f"tried before, as trial {tried[recipe]}"
+    if recipe.flags and recipe.flags not in brief.genes.flags:
+        return f"flags {recipe.flags}: the search has {', '.join(brief.genes.flags) or 'no other bundle'}"
+    return None
+
+
 def verified(brain: Brain, brief: Brief, count: int) -> tuple[list[Proposal], list[tuple[Proposal, str]]]:
     """Up to `count` proposals that may be tried, and those that are refused with the reasons.
 
@@ -50,9 +62,12 @@ def verified(brain: Brain, brief: Brief, count: int) -> tuple[list[Proposal], li
     """
     accepted, refused = list[Proposal](), list[tuple[Proposal, str]]()
 
+    def key(proposal: Proposal) -> tuple[int | None, Recipe]:
+        return row_of(brief.pool, proposal.plan), proposal.recipe
+
     def passes(proposal: Proposal) -> bool:
         reason = refusal(brief, proposal)
-        if reason is None and row_of(brief.pool, proposal.plan) in {row_of(brief.pool, p.plan) for p in accepted}:
+        if reason is None and key(proposal) in map(key, accepted):
             reason = "proposed in this round already"
         if reason is not None:
             refused.append((proposal, reason))

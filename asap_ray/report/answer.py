@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 CORES = "cores"
 """Among the seconds of a compilation: those of all cores together, which is no step of it."""
+FLAGS = "flags"
+"""The author of trials after a search: the best plans with each further bundle of compiler flags."""
 TRIAL_ENDS = ("complete", "pruned", "infeasible", "failed", "timeout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """A plan that went to a compiler: for the slice named `where`, with a bundle of flags, and what the roofline had
-    said of it.
+    """A plan that went to a compiler: for the slice named `where`, with a recipe (`bundle` is its line: a bundle of
+    flags and what else is changed besides the plan), and what the roofline had said of it.
 
     It is trial `number` of its slice, asked for by `author`. `observed` is what its program shows. `elapsed_s` is what
     the search had spent when it ended; `cut` says that it was ended because time was over.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from asap_ray.errors import printable
 from asap_ray.report import units
-from asap_ray.report.answer import Tried
+from asap_ray.report.answer import FLAGS, Tried
 from asap_ray.report.compiled import NOT_COMPILED, took, why
 from asap_ray.report.terminal import takes_escapes
 
@@ -42,7 +42,7 @@ class Live:
         """A trial ended."""
         found = tried.finding
         if found.estimate:
-            self._done += tried.bundle == self._base
+            self._done += tried.author != FLAGS
             self._best_s = min(self._best_s, found.estimate.step_time_s)
         self._print(self._line(tried))
         if self._bar and self._whole is not None:

@@ -13,7 +13,7 @@ class Proposed:
 
     What the sampler asks for has a plan and an author alone. Of a proposal, `field` (the step or a part of it) was to
     go from `base_s` to between `low_s` and `high_s` seconds; `status` and `verdict` say what became of that, and are
-    empty while its trial has not ended.
+    empty while its trial has not ended. `recipe` is what it changes besides the plan, in one line.
     """
 
     trial: int
@@ -31,6 +31,7 @@ class Proposed:
     status: str = ""
     observed_s: float | None = None
     verdict: str = ""
+    recipe: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from asap_ray.diagnosis import Diagnosis, diagnose, diagnose_observed
 from asap_ray.report import sentences, units
-from asap_ray.report.answer import Searched, SliceAnswer, Tried
+from asap_ray.report.answer import FLAGS, Searched, SliceAnswer, Tried
 from asap_ray.report.compiled import NOT_COMPILED
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.rounds import Proposed, Round
@@ -84,14 +84,14 @@ def round_words(each: Round, found: Searched) -> str:
 def round_grid(each: Round, found: Searched) -> Grid:
     """What was tried in a round: who asked, what was expected, and what came of it."""
     header = ("trial", "by", "card", "expected", "came to", "verdict", "plan")
-    trials = {tried.number: tried for tried in found.trials if tried.bundle == found.base}
+    trials = {tried.number: tried for tried in found.trials if tried.author != FLAGS}
     rows = tuple(
         (
             *(str(one.trial), one.author, one.card),
             units.seconds(one.expected_s),
             _came_to(trials.get(one.trial)),
             one.status,
-            one.plan,
+            f"{one.plan} {one.recipe}".strip(),
         )
         for one in each.proposed
     )

@@ -16,6 +16,7 @@ from asap_ray.diagnosis import Diagnosis
 from asap_ray.observation import Observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.recipe import PLAIN, Recipe
 
 Status = Literal["complete", "pruned", "infeasible", "failed", "timeout"]
 
@@ -25,13 +26,14 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A plan to be tried: its number among all trials of the search, who asked for it, and, where an agent did, the
-    proposal behind it (`agents.proposal.Proposal`)."""
+    """A plan to be tried: its number among all trials of the search, who asked for it, with which recipe, and, where an
+    agent did, the proposal behind it (`agents.proposal.Proposal`)."""
 
     number: int
     plan: Plan
     author: str
     proposal: Any = None
+    recipe: Recipe = PLAIN
 
     @property
     def words(self) -> str:

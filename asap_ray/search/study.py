@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 from asap_ray.errors import AsapError
 from asap_ray.plan import AXES
 from asap_ray.problem import coding
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result, trial_seed
 
@@ -67,11 +68,14 @@ class Study:
         codes = self._codes[row]
         return {name: _external(each, int(codes[i])) for i, (name, each) in enumerate(self.distributions.items())}
 
-    def enqueue(self, row: int) -> int:
-        """A trial of a given plan; returns its number."""
+    def enqueue(self, row: int, recipe: Recipe = PLAIN) -> int:
+        """A trial of a given plan with a recipe, which is no parameter of the sampler's space; returns its number."""
         if self.distributions:
             self.optuna.enqueue_trial(self.parameters(row))
-        return self._ask().number
+        trial = self._ask()
+        if recipe:
+            trial.set_user_attr("recipe", recipe.line)
+        return trial.number
 
     def sample(self, open_: np.ndarray) -> tuple[int, int] | None:
         """A trial of the open plan [plans] nearest to what the sampler asks for: its number and row.

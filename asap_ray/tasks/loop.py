@@ -123,7 +123,9 @@ class Loop:
     def _wanted(self, candidate: Candidate) -> Wanted:
         row = self.pool.row(candidate.plan)
         assert row is not None, f"{candidate.author} asks for a plan that is not in the pool: {candidate.plan.line}"
-        return Wanted(number=candidate.number, author=candidate.author, roofline=self.pool.estimate(row))
+        return Wanted(
+            number=candidate.number, author=candidate.author, roofline=self.pool.estimate(row), recipe=candidate.recipe
+        )
 
     def _pass_on(self) -> None:
         for each in self.searcher.drain():

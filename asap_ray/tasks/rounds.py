@@ -57,6 +57,7 @@ def _proposed(event: Event, verdict: Event) -> Proposed:
     kept = ("trial", "author", "plan", "hypothesis", "mechanism", "card", "base", "expected_s")
     return Proposed(
         **{name: event[name] for name in kept},
+        recipe=event.get("recipe", ""),
         field=told["field"],
         base_s=told["base"],
         low_s=told["low"],

@@ -9,6 +9,7 @@ import numpy as np
 
 from asap_ray.agents.coordinator import Coordinator, Rules
 from asap_ray.agents.playbook import Playbook
+from asap_ray.agents.varied import Varied
 from asap_ray.certificate import ROUNDING, TIGHTEN, Bound, Certificate, Figure, bound_over, floor_of, low_of
 from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
@@ -16,7 +17,8 @@ from asap_ray.knowledge import load_cards
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, KNOBS
-from asap_ray.report.answer import Confirmed, Searched, SliceAnswer, Tried
+from asap_ray.recipe import Genes, Recipe
+from asap_ray.report.answer import FLAGS, Confirmed, Searched, SliceAnswer, Tried
 from asap_ray.report.told import words_of
 from asap_ray.search.blackbox import black_box
 from asap_ray.search.pool import Pool, pool_of_space
@@ -79,7 +81,7 @@ class Search:
         bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         self.recorder.say(start_words(where, pool, searcher, self.config))
-        trials = self._trials(where, self.tiers.base)
+        trials = self._trials(where)
         loop = Loop(
             where=where,
             pool=pool,
@@ -112,16 +114,18 @@ class Search:
             stopped=stopped,
         )
 
-    def _trials(self, where: str, bundle: str) -> Trials:
-        tier = self.tiers.tiers[where, bundle]
-        if isinstance(tier, Run):  # it holds runs against what was measured before
-            for each in self.before.values():
-                if (each.where, each.bundle, each.finding.evidence) == (where, bundle, tier.evidence):
-                    tier.learn(each.finding)
+    def _trials(self, where: str) -> Trials:
+        tiers = {bundle.name: self.tiers.tiers[where, bundle.name] for bundle in self.tiers.bundles}
+        for name, tier in tiers.items():
+            if isinstance(tier, Run):  # it holds runs against what was measured before
+                for each in self.before.values():
+                    if (each.where, each.bundle, each.finding.evidence) == (where, name, tier.evidence):
+                        tier.learn(each.finding)
         return Trials(
             where=where,
-            bundle=bundle,
-            tier=self.tiers.tiers[where, bundle],
+            bundle=self.tiers.base,
+            tier=tiers[self.tiers.base],
+            others=tiers,
             executor=self.executor,
             clock=self.clock,
             watcher=self.recorder,
@@ -148,15 +152,20 @@ class Search:
         return confirming.run(wanted, self.turns)
 
     def _flagged(self, where: str, loop: Loop) -> list[Tried]:
-        """The best few once more with each further bundle of flags."""
+        """The best few once more with each further bundle of flags that they were not tried with."""
         best = Searched(base=self.tiers.base, source=self.tiers.name, trials=tuple(loop.tried)).ranked[:FLAGGED]
-        found: list[Tried] = []
-        number = loop.numbers  # a budget may leave the last of a round untried: their numbers are taken
-        for bundle in self.tiers.bundles[1:]:
-            wanted = [Wanted(number=number + i, author="flags", roofline=each.roofline) for i, each in enumerate(best)]
-            found += self._trials(where, bundle.name).run(wanted)
-            number += len(wanted)
-        return found
+        done = {(each.finding.plan, each.bundle) for each in loop.tried}
+        wanted = [
+            (each.roofline, Recipe(flags=bundle.name))
+            for bundle in self.tiers.bundles[1:]
+            for each in best
+            if (each.finding.plan, bundle.name) not in done
+        ]
+        # A budget may leave the last of a round untried: their numbers are taken.
+        numbered = enumerate(wanted, start=loop.numbers)
+        return self._trials(where).run(
+            [Wanted(number=n, author=FLAGS, roofline=priced, recipe=recipe) for n, (priced, recipe) in numbered]
+        )
 
     def _show_first(self, answer: SliceAnswer, pool: Pool, candidates: Sequence[Candidate]) -> None:
         chips = answer.slice.chips
@@ -200,11 +209,18 @@ def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str) -> Se
     sampler = "random" if config.search.method == "grid" else config.search.method
     return Coordinator(
         pool=pool,
-        brain=Playbook(cards=load_cards()),
+        brain=Varied(inner=Playbook(cards=load_cards())),
+        genes=genes_of(config, tiers),
         study=Study(pool, sampler, config.seed),
         rules=Rules(share=config.search.share, gap=config.search.gap),
         program=tiers.problems[where],
     )
+
+
+def genes_of(config: Config, tiers: TrialTiers) -> Genes:
+    """What a search may vary besides plans."""
+    further = {each.name: each.about for each in tiers.bundles[1:]} if "flags" in config.search.vary else {}
+    return Genes(flags=tuple(further), about=further)
 
 
 def parameter_values(pool: Pool) -> dict[str, list[int | str]]:

@@ -18,6 +18,7 @@ from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.report.answer import Tried
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
@@ -85,11 +86,12 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """A trial to run: its number, whose it is, and what the roofline says of its plan."""
+    """A trial to run: its number, whose it is, what the roofline says of its plan, and what it changes besides."""
 
     number: int
     author: str
     roofline: Estimate
+    recipe: Recipe = PLAIN
 
 
 @dataclass(kw_only=True, slots=True)
@@ -127,7 +129,9 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Trials:
-    """Runs trials on one slice with one bundle of flags.
+    """Runs trials on one slice, with one bundle of flags unless a recipe names another.
+
+    `tier` is that of the bundle, `others` are those of further bundles by name.
 
     `read` completes what came of a trial (its observation) before anybody is told; `before` holds the trials that
     earlier runs have finished, by `key_of`.
@@ -139,6 +143,7 @@ class Trials:
     executor: Executor
     clock: Clock
     watcher: Watcher
+    others: Mapping[str, TrialTier] = field(default_factory=dict)
     read: Callable[[Tried], Tried] = lambda tried: tried
     before: Mapping[Key, Tried] = field(default_factory=dict)
     _took: list[float] = field(default_factory=list)
@@ -164,7 +169,7 @@ class Trials:
                     job = self._job(each)
                     running[job.name] = each
                     waiting.pop(0)
-                    self.watcher.started(each, self.where, self.bundle)
+                    self.watcher.started(each, self.where, self._bundle(each))
                     return job
                 waiting.pop(0)
             return None
@@ -176,13 +181,20 @@ class Trials:
             heard(tried)
         return [found[each.number] for each in wanted if each.number in found]
 
+    def _tier(self, wanted: Wanted) -> TrialTier:
+        return self.others[wanted.recipe.flags] if wanted.recipe.flags else self.tier
+
+    def _bundle(self, wanted: Wanted) -> str:
+        """What a trial has besides its plan, as the record names it."""
+        return wanted.recipe.under(self.bundle)
+
     def _job(self, wanted: Wanted) -> Job:
-        job, left = self.tier.job(wanted.roofline.plan), self.clock.left_s
+        job, left = self._tier(wanted).job(wanted.roofline.plan), self.clock.left_s
         limit = job.timeout_s if left == float("inf") else min(left, job.timeout_s or left)
-        return replace(job, name=f"trial {wanted.number} {self.bundle} {job.name}", timeout_s=limit)
+        return replace(job, name=f"trial {wanted.number} {self._bundle(wanted)} {job.name}", timeout_s=limit)
 
     def _ended(self, wanted: Wanted, outcome: Outcome) -> Tried:
-        found = finite(self.tier.read(outcome))
+        found = finite(self._tier(wanted).read(outcome))
         cut = found.status == "timeout" and self.clock.over
         if found.status == "timeout":
             found = replace(found, facts={**found.facts, LIMIT: outcome.job.timeout_s})
@@ -194,7 +206,7 @@ class Trials:
         return self.read(
             Tried(
                 where=self.where,
-                bundle=self.bundle,
+                bundle=self._bundle(wanted),
                 roofline=wanted.roofline,
                 finding=found,
                 number=wanted.number,
@@ -207,13 +219,13 @@ class Trials:
     def _known(self, wanted: Wanted) -> Tried | None:
         """What an earlier run has on its record, or the cache has; a trial that time cut short is run again where there
         is more time now."""
-        plan = wanted.roofline.plan
-        before = self.before.get((self.where, self.bundle, plan.line, self.tier.evidence))
+        plan, tier = wanted.roofline.plan, self._tier(wanted)
+        before = self.before.get((self.where, self._bundle(wanted), plan.line, tier.evidence))
         if before is not None and not self._deserves_more(before):
             self.clock.find(before.elapsed_s)
             found = replace(before.finding, cached=True)
             return replace(before, roofline=wanted.roofline, finding=found, number=wanted.number, author=wanted.author)
-        found = self.tier.known(plan)
+        found = tier.known(plan)
         return self._tried(wanted, found) if found else None
 
     def _deserves_more(self, before: Tried) -> bool:
