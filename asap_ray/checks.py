@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from asap_ray.config import MODEL_FREE, CommandConfig, Config
+from asap_ray.config import MODEL_FREE, TUNING, CommandConfig, Config
 from asap_ray.errors import ConfigError
 
 TASKS: Mapping[str, str] = MappingProxyType(
@@ -23,6 +23,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "tune": "find the plan with the shortest step on each slice, and say why",
         "explain": "take one plan apart, or with profile=PATH a trace: time by part, its floor, what one step would do",
         "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
+        "doctor": "tell what this machine and its cluster can do, and what to type where they cannot (no model needed)",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
@@ -32,7 +33,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("compare", "nightly", "launch", "doctor"),
+        "task": ("compare", "nightly", "launch"),
         "tiers": ("replay",),
         "agents.brain": ("llm", "policy"),
     }
@@ -118,6 +119,7 @@ MODELS_OF: Mapping[str, str] = {
     **dict.fromkeys(("validate", "calibrate"), "rows name their own models"),
     "show": "it tells what is in run_dir",
     "export": "it writes what is in run_dir",
+    "doctor": "it looks at this machine",
 }
 """Where tasks that take no model have theirs from."""
 MOST_MARGIN = 0.9
@@ -260,7 +262,7 @@ def check_compile(config: Config) -> None:
             continue
         if not (config.may_compile or (config.measures and key in RUNNING)):
             raise ConfigError(key, value, "only with the compile tier: tiers=[roofline,compile]")
-        if key.startswith("budget.") and config.task != "tune":
+        if key.startswith("budget.") and config.task not in TUNING:
             raise ConfigError(key, value, f"for task=tune; task={config.task} compiles what it is given")
         if key.startswith("compile.") and config.task == "validate" and not config.validate.recompile:
             raise ConfigError(key, value, "only with validate.recompile=true; else the record is read")
@@ -269,7 +271,7 @@ def check_compile(config: Config) -> None:
 def check_run(config: Config) -> None:
     """What only the run tier reads needs that tier, and a task that runs plans."""
     trials = [name for name in ("compile", "run", "command") if name in config.tiers]
-    if config.measures and config.task != "tune":
+    if config.measures and config.task not in TUNING:
         raise ConfigError("tiers", trials[-1], f"for task=tune; task={config.task} runs nothing")
     if config.measures and len(trials) > 1:
         raise ConfigError("tiers", config.tiers, f"one that trials go through, of {', '.join(trials)}")
@@ -345,7 +347,7 @@ def check_run_dir(config: Config) -> None:
     if blocked:
         raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
     nearest = next(place for place in places if place.exists())
-    if config.task != "show" and not os.access(nearest, os.W_OK | os.X_OK):
+    if config.task not in ("show", "doctor") and not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError("run_dir", config.run_path, f"a folder, but {nearest} cannot be written to")
 
 

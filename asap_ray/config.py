@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate", "calibrate", "show", "export")
+MODEL_FREE = ("validate", "calibrate", "show", "export", "doctor")
 """Tasks that need neither a model nor hardware."""
+TUNING = ("tune", "doctor")
+"""Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
 RUNS = 12
@@ -358,7 +360,7 @@ class Config:
     @property
     def may_compile(self) -> bool:
         """Whether plans are compiled where that is possible: asked for, or left to `auto` in a search."""
-        return self.compiles or ("auto" in self.tiers and self.task == "tune" and not self.measures)
+        return self.compiles or ("auto" in self.tiers and self.task in TUNING and not self.measures)
 
     @property
     def wanted(self) -> int | None:

@@ -33,7 +33,7 @@ def missing(chip: Chip) -> str:
     """Why no plan can be compiled for a chip on this machine, in one line; empty where it can be tried."""
     if chip.vendor not in PACKAGES or chip.name in TOO_OLD:
         return f"hardware={chip.name} has no compiler that works without the chip; {HAVE_ONE} have one"
-    lacking = [name for name in PACKAGES[chip.vendor] if not _version(name)]
+    lacking = [name for name in PACKAGES[chip.vendor] if not installed_version(name)]
     if not lacking:
         return ""
     extra = EXTRAS[chip.vendor]
@@ -42,7 +42,7 @@ def missing(chip: Chip) -> str:
 
 def versions(chip: Chip) -> dict[str, str]:
     """Versions of all that takes part in a compilation for a chip; empty text where something is not installed."""
-    return {name: _version(name) for name in PACKAGES.get(chip.vendor, ("jax", "jaxlib"))}
+    return {name: installed_version(name) for name in PACKAGES.get(chip.vendor, ("jax", "jaxlib"))}
 
 
 def compiled_with(chip: Chip) -> str:
@@ -55,7 +55,7 @@ def compiled_with(chip: Chip) -> str:
 
 def trained_with() -> str:
     """The trainer by the hash of its sources, and JAX, that a run is evidence for."""
-    return f"ours@{source_hash(TRAINER)[:8]}, jax {_version('jax') or 'missing'}"
+    return f"ours@{source_hash(TRAINER)[:8]}, jax {installed_version('jax') or 'missing'}"
 
 
 @lru_cache(maxsize=8)
@@ -71,7 +71,8 @@ def source_hash(paths: Iterable[str] = (*TRAINER, *LOWERING)) -> str:
 
 
 @lru_cache(maxsize=32)
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """The version of a package; empty where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -126,10 +126,15 @@ def started(runner: str, address: str | None, workers: int | None) -> Host:
     return Host(process=process, line=Connection(ours.detach()), folder=folder, address=address)
 
 
+def joining(address: str) -> dict[str, str]:
+    """Variables that a process must have before it imports Ray to join a cluster."""
+    return {**QUIET, **(ON_LOOPBACK if _on_loopback_alone(address) else {})}
+
+
 def _environment(folder: Path, address: str | None) -> dict[str, str]:
     environment = {**os.environ, **QUIET, MARK: str(folder)}
-    if address is not None and _on_loopback_alone(address):
-        environment |= ON_LOOPBACK
+    if address is not None:
+        environment |= joining(address)
     if address is None:
         environment |= {
             **PATIENT,

@@ -19,12 +19,15 @@ from asap_ray.tasks.machine import LOCAL
 from asap_ray.tasks.setting import Setting, load_chips
 from asap_ray.tasks.trial_tiers import OURS, TrialTiers, in_our_trainer
 from asap_ray.tiers.cache import default_cache
+from asap_ray.tiers.protocol import Gang
 from asap_ray.tiers.proxy import Proxy
 from asap_ray.tiers.run import Run, RunOptions, platform_of
 
 PLAIN = Bundle(name="default", about="the compiler's own choices", flags={})
 RAY_NAMES: Mapping[str, str] = {"v5e": "TPU-V5LITEPOD", "tpu7x": "TPU-V7X"}
 """What Ray calls a chip where that is not TPU- and its name (ray.util.tpu, accelerators)."""
+TPUS_OF_MANY = 4
+"""Chips of each host of a TPU slice that has several hosts."""
 
 
 def runners(config: Config, setting: Setting) -> TrialTiers:
@@ -124,16 +127,34 @@ def _options(config: Config, where: Slice, flags: Mapping[str, str]) -> RunOptio
     }
     if platform_of(chip) == "cpu":
         return RunOptions(**given, cores=run.cores, memory_bytes=chip.usable_hbm_bytes * chip.max_domain)
-    hosts = max(where.chips // chip.chips_per_host, 1)
-    here = min(where.chips, chip.chips_per_host)
-    tpu = chip.kind == "tpu"
+    gang = gang_of(where)
     return RunOptions(
         **given,
-        hosts=hosts,
-        resources={"TPU" if tpu else "GPU": float(here)},
-        topology="x".join(map(str, where.topology)) if tpu else "",
-        accelerator=ray_name(chip) if tpu else "",
+        hosts=gang.hosts,
+        resources=gang.per_host,
+        topology=gang.topology,
+        accelerator=gang.accelerator,
     )
+
+
+def gang_of(where: Slice) -> Gang:
+    """The hosts of a slice with their chips, as Ray reserves them."""
+    tpu, here = where.chip.kind == "tpu", chips_a_host(where)
+    return Gang(
+        hosts=max(where.chips // here, 1),
+        per_host={"TPU" if tpu else "GPU": float(here)},
+        topology="x".join(map(str, where.topology)) if tpu else "",
+        accelerator=ray_name(where.chip) if tpu else "",
+    )
+
+
+def chips_a_host(where: Slice) -> int:
+    """Chips of one host of a slice: a TPU slice of several hosts has four on each, also where single hosts have eight
+    (v5e, v6e: GKE's machine types, and `ray._private.accelerators.tpu.get_chips_per_host`)."""
+    most = where.chip.chips_per_host
+    if where.chip.kind == "tpu" and where.ici_chips > most:
+        most = min(most, TPUS_OF_MANY)
+    return min(where.chips, most)
 
 
 def ray_name(chip: Chip) -> str:

@@ -19,7 +19,9 @@ import executor_chores as chores
 import pytest
 
 from asap_ray.errors import AsapError
+from asap_ray.executor import local
 from asap_ray.executor.ray_end import sweep
+from asap_ray.executor.ray_seen import nodes_of
 from asap_ray.executor.ray_start import PATIENT
 from asap_ray.executor.ray_tasks import RayTasks
 from asap_ray.executor.ray_tune import RayTune
@@ -142,6 +144,14 @@ def raylet_of(pid: int) -> int:
 def found(folder: Path) -> list[dict[str, str | None]]:
     """What each rank found in its environment, by rank."""
     return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+
+
+def test_what_the_cluster_has_is_seen_from_a_process_of_its_own(started: Cluster) -> None:
+    (outcome,) = local.run([Job(name="look", work=nodes_of, arguments=(started.address,), isolated=True)], workers=1)
+    assert outcome.status == "complete", outcome.reason
+    hosts = [node for node in outcome.value if node.resources.get("TPU")]
+    assert len(outcome.value) == 5
+    assert sorted(node.labels["ray.io/tpu-slice-name"] for node in hosts) == ["a", "a", "b", "b"]
 
 
 def test_two_slices_run_two_jobs_at_once_each_on_its_own_hosts(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What `task=doctor` looks at, a file an area."""
