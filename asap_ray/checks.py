@@ -39,7 +39,7 @@ LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 LATER_KEYS = (
-    *("compare.tables", "compare.seeds", "agents.memory_dir"),
+    *("compare.tables", "compare.seeds"),
     *("llm.base_url", "llm.model", "llm.expert", "llm.max_usd"),
 )
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -30,6 +30,12 @@ settings.register_profile("explore", **patient, max_examples=1000)  # --hypothes
 settings.load_profile("same")
 
 
+@pytest.fixture(autouse=True)
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or adds to the memory of whoever runs it, nor to another test's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
 class Ended(NamedTuple):
     status: int
     out: str

@@ -48,7 +48,7 @@ CHAIN = {
 VALUES = {"errors", "values"}
 PURE = VALUES | {"space", "physics"}
 BESIDE = {
-    "stores": (("knowledge", "ledger"), VALUES | {"physics", "settings"}),
+    "stores": (("knowledge", "ledger", "cases", "memory", "recall", "words"), VALUES | {"physics", "settings"}),
     "interchange": (("interchange",), PURE),
     "fitting": (("fitting",), PURE | {"interchange", "tiers", "executor"}),
     "report": (("report",), PURE | {"stores", "interchange", "fitting", "tiers"}),

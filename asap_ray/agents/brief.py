@@ -13,6 +13,7 @@ from asap_ray.agents.proposal import Proposal
 from asap_ray.narrowing import Narrowing
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.recall import Recall
 from asap_ray.recipe import Genes, Recipe
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result, Told, best_of
@@ -24,7 +25,8 @@ class Brief:
 
     `expected_s` are steps as the trials let expect them, `open` the plans that may be proposed [plans]; `tried` says
     for a row which trial it was. `closed` counts the plans that are not open by what closes them. `program` is the
-    problem as the trainer sees it that must have a program for a plan; None where all have one.
+    problem as the trainer sees it that must have a program for a plan; None where all have one. `recall` is what the
+    memory had to say when the search began.
 
     All that is of trials of plans alone: what a recipe gains says nothing of other plans. `varied` are the trials with
     a recipe, `genes` is what recipes may vary.
@@ -43,6 +45,7 @@ class Brief:
     program: Problem | None = None
     varied: tuple[Result, ...] = ()
     genes: Genes = field(default_factory=Genes)
+    recall: Recall = field(default_factory=Recall)
 
     @property
     def winner(self) -> Result | None:

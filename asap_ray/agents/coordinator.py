@@ -20,6 +20,7 @@ from asap_ray.agents.proposal import Proposal, confidence, judge
 from asap_ray.agents.verifier import fitting, row_of, verified
 from asap_ray.narrowing import Narrowing
 from asap_ray.problem import Problem
+from asap_ray.recall import Recall
 from asap_ray.recipe import Genes
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result, Told, best_of
@@ -44,9 +45,9 @@ class Rules:
 class Coordinator:
     """A searcher made of agents: `brain` proposes, the Verifier checks, the study samples in between.
 
-    `program` is the problem as the trainer sees it that must have a program for a plan. An `adviser` may ask for an
-    end, which is followed where nothing open is expected to be faster and rounds bring nothing, and for plans to come
-    last, which the sampler then does.
+    `program` is the problem as the trainer sees it that must have a program for a plan, `recall` what the memory has to
+    say to this search. An `adviser` may ask for an end, which is followed where nothing open is expected to be faster
+    and rounds bring nothing, and for plans to come last, which the sampler then does.
     """
 
     pool: Pool
@@ -56,6 +57,7 @@ class Coordinator:
     genes: Genes = field(default_factory=Genes)
     rules: Rules = field(default_factory=Rules)
     program: Problem | None = None
+    recall: Recall = field(default_factory=Recall)
     name: str = "agents"
     results: list[Result] = field(default_factory=list)
     rounds: int = 0
@@ -184,6 +186,7 @@ class Coordinator:
             program=self.program,
             varied=tuple(each for each in self.results if each.candidate.recipe),
             genes=self.genes,
+            recall=self.recall,
         )
 
     @property

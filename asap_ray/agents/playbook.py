@@ -3,7 +3,8 @@
 Most proposals are the plans that are expected to be fastest, spread over meshes and recomputation policies, since the
 roofline is wrong in much the same way for plans of one kind. A card that applies to the best trial, or to one that did
 not fit and else might have been the best, takes a place among them with the best plan that its move leads to, if that
-plan is expected about as fast as the best trial.
+plan is expected about as fast as the best trial. In the first round a case of the memory may take such a place. Cards
+that trials have contradicted count as slower, those that they have confirmed as faster (`recall`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from asap_ray.agents.brief import Brief
 from asap_ray.agents.facts import facts_of_result
 from asap_ray.agents.moves import moves_from, reached
 from asap_ray.agents.proposal import Prediction, Proposal, predict_change, predict_step
+from asap_ray.agents.remembered import from_cases
 from asap_ray.agents.verifier import row_of
 from asap_ray.knowledge import Card, Fact, fired
 from asap_ray.plan import AXES, Plan
+from asap_ray.recall import RANKING
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result
 
@@ -28,7 +31,6 @@ ALIKE = 0.03
 """How much slower a plan counts for each one of its mesh and policy that was tried or is proposed."""
 HOPE = 1.05
 """How much slower than the best trial a card's plan may be expected: cards know what the roofline does not."""
-RANKING = "ranking"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +46,10 @@ class Playbook:
         ranked = _ranked(brief, set())
         found = [proposal for proposal in [next(ranked, None)] if proposal][:count]
         places = min(int(self.card_share * count), count - len(found))
+        remembered = from_cases(brief, {each.plan for each in found}, places)
+        found, places = [*found, *remembered], places - len(remembered)
         taken = {each.plan for each in found}
-        by_cards = [each for base in (brief.best, _too_big(brief)) for each in self.by_cards(brief, base, taken)]
-        for proposal in sorted(by_cards, key=lambda each: each.expected_s):
+        for proposal in self._by_all_cards(brief, taken):
             if places <= 0:
                 break
             if proposal.plan not in {each.plan for each in found}:
@@ -54,15 +57,30 @@ class Playbook:
                 places -= 1
         return [*found, *_first(_ranked(brief, {each.plan for each in found}), count - len(found))]
 
+    def _by_all_cards(self, brief: Brief, taken: AbstractSet[Plan]) -> list[Proposal]:
+        """What cards propose from the best trial and from one that did not fit, the most promising first."""
+        found = [
+            (each.expected_s * doubt, each)
+            for base in (brief.best, _too_big(brief))
+            for doubt, each in self._weighed(brief, base, taken)
+        ]
+        return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+
     def by_cards(self, brief: Brief, base: Result | None, taken: AbstractSet[Plan] = frozenset()) -> list[Proposal]:
-        """What cards propose from a trial, of plans that are not taken: one a card, those expected fastest first."""
+        """What cards propose from a trial, of plans that are not taken: one a card, the most promising first."""
+        found = sorted(self._weighed(brief, base, taken), key=lambda pair: pair[0] * pair[1].expected_s)
+        return [each for _, each in found]
+
+    def _weighed(self, brief: Brief, base: Result | None, taken: AbstractSet[Plan]) -> Iterator[tuple[float, Proposal]]:
+        """What cards propose from a trial, each with the doubt that the card's record casts on what is expected."""
         row = brief.pool.row(base.candidate.plan) if base else None
         if base is None or row is None or not brief.diagnosing:
-            return []
+            return
         facts, free = facts_of_result(brief.pool.problem, base), np.ones(len(brief.pool), bool)
         free[[given for plan in taken if (given := row_of(brief.pool, plan)) is not None]] = False
-        found = [self._by_card(brief, card, base, row, facts, free) for card in fired(self.cards, facts)]
-        return sorted((each for each in found if each), key=lambda each: each.expected_s)
+        for card in fired(self.cards, facts):
+            if found := self._by_card(brief, card, base, row, facts, free):
+                yield brief.recall.doubt(card.name, _bound(facts)), found
 
     def revise(self, brief: Brief, refused: Proposal, reason: str, others: Sequence[Proposal]) -> Proposal | None:
         """The next plan of the same card, or else of the ranking."""
@@ -87,7 +105,7 @@ class Playbook:
         among: np.ndarray,
     ) -> Proposal | None:
         """The best plan among some [plans] that a card's first possible move leads to."""
-        pool, limit = brief.pool, _limit(brief)
+        pool, limit = brief.pool, _limit(brief) / brief.recall.doubt(card.name, _bound(facts))
         if base.status == "infeasible":
             among = among & (pool.hbm_bytes < pool.hbm_bytes[row] - base.over_bytes)
         for move, times in moves_from(pool, row, card.moves, card.times):
@@ -114,9 +132,10 @@ def _too_big(brief: Brief) -> Result | None:
 def _from_card(brief: Brief, card: Card, base: Result, row: int, best: int, facts: Mapping[str, Fact]) -> Proposal:
     pool = brief.pool
     because = ", ".join(f"{each.field} {_shown(facts[each.field])}" for each in card.when)
+    record = brief.recall.record_text(card.name, _bound(facts))
     return Proposal(
         plan=pool.plan(best),
-        hypothesis=f"{base.candidate.words} has {because}: {card.why}",
+        hypothesis=f"{base.candidate.words} has {because}: {card.why}{f' Its {record}.' if record else ''}",
         mechanism=f"{card.name}: {changes(pool, row, best)}",
         prediction=predict_change(base, pool.estimate(row), pool.estimate(best))
         if base.step_time_s
@@ -125,6 +144,10 @@ def _from_card(brief: Brief, card: Card, base: Result, row: int, best: int, fact
         card=card.name,
         base=base.candidate.number,
     )
+
+
+def _bound(facts: Mapping[str, Fact]) -> str:
+    return str(facts.get("bound", ""))
 
 
 def _shown(fact: Fact) -> str:

@@ -6,7 +6,7 @@ space: the chips and the model with all their figures, what was narrowed and why
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -186,13 +186,19 @@ def _searches(run: Sequence[Mapping[str, Any]]) -> dict[str, Searched]:
 
 def finished(events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]) -> list[Tried]:
     """The trials that a ledger holds of one workload and stack, in the order in which they ended."""
-    job, found, alike = _job(workload), list[Tried](), False
+    return [read_tried(each) for each in of_job(events, workload, stack) if each["kind"] == "tried" and "trial" in each]
+
+
+def of_job(
+    events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """The events of those runs in a ledger that are of one workload and stack, without those with which they start."""
+    job, alike = _job(workload), False
     for event in events:
         if event["kind"] == "start":
             alike = event.get("workload") == job and event["config"]["stack"] == stack
-        elif event["kind"] == "tried" and alike and "trial" in event:
-            found.append(read_tried(event))
-    return found
+        elif alike:
+            yield event
 
 
 def _job(workload: Workload) -> dict[str, Any]:
@@ -251,7 +257,7 @@ def _slice_answer(
 ) -> SliceAnswer:
     found, bounds = event["diagnosis"], certificates.get(event["slice"])
     return SliceAnswer(
-        slice=_slice(event),
+        slice=slice_of(event),
         total=event["total"],
         legal=event["legal"],
         fitting=event["fitting"],
@@ -265,7 +271,8 @@ def _slice_answer(
     )
 
 
-def _slice(event: Mapping[str, Any]) -> Slice:
+def slice_of(event: Mapping[str, Any]) -> Slice:
+    """The slice of which an event tells how it was priced."""
     made = make_slice(chip_from_mapping(event["chip"]), tuple(event["topology"]), event["slices"])
     return replace(made, name=event["slice"])
 

@@ -17,6 +17,7 @@ from asap_ray.knowledge import load_cards
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, KNOBS
+from asap_ray.recall import Recall
 from asap_ray.recipe import Genes, Recipe
 from asap_ray.report.answer import FLAGS, Confirmed, Searched, SliceAnswer, Tried
 from asap_ray.report.told import words_of
@@ -28,6 +29,7 @@ from asap_ray.space import Space
 from asap_ray.tasks.confirming import Confirming, Turns, to_confirm
 from asap_ray.tasks.loop import Budget, Loop
 from asap_ray.tasks.recorder import Recorder
+from asap_ray.tasks.remembering import EVENT
 from asap_ray.tasks.setting import Setting
 from asap_ray.tasks.trial_tiers import TrialTiers, read_trial
 from asap_ray.tasks.trials import Clock, Key, Trials, Wanted
@@ -53,6 +55,7 @@ class Search:
     before: Mapping[Key, Tried] = field(default_factory=dict)
     turns: Turns = field(default_factory=dict)
     baseline: Estimate | None = None
+    recalls: Mapping[str, Recall] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     agents: dict[str, object] = field(
         default_factory=lambda: {"brain": "none", "rounds": 0, "proposals": 0, "refused": 0}
@@ -77,7 +80,9 @@ class Search:
             why = "asap_ray's own trainer has no program that fits for any plan that fits"
             told = self._told(pool, (), f"0 plans {words_of(self.tiers.name).done}: {why}")
             return replace(answer, searched=told)
-        searcher = searcher_of(self.config, pool, self.tiers, where)
+        if (recall := self.recalls.get(where)) is not None:
+            self.recorder.told(where, EVENT, recall.as_dict())
+        searcher = searcher_of(self.config, pool, self.tiers, where, recall)
         bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         self.recorder.say(start_words(where, pool, searcher, self.config))
@@ -197,8 +202,8 @@ def pool_for(tier: Roofline, space: Space, tiers: TrialTiers, where: str) -> Poo
     return pool.only(np.array(rows, np.int64), words=len(pool) - len(rows))
 
 
-def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str) -> Searcher:
-    """The agents, or a black-box search alone.
+def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str, recall: Recall | None = None) -> Searcher:
+    """The agents, with what they recall, or a black-box search alone.
 
     Raises:
         AsapError: the sampler needs a package that is not installed.
@@ -209,11 +214,12 @@ def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str) -> Se
     sampler = "random" if config.search.method == "grid" else config.search.method
     return Coordinator(
         pool=pool,
-        brain=Varied(inner=Playbook(cards=load_cards())),
+        brain=Varied(inner=Playbook(cards=load_cards() if config.agents.knowledge else ())),
         genes=genes_of(config, tiers),
         study=Study(pool, sampler, config.seed),
         rules=Rules(share=config.search.share, gap=config.search.gap),
         program=tiers.problems[where],
+        recall=recall or Recall(),
     )
 
 

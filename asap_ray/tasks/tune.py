@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from asap_ray.config import Config
 from asap_ray.diagnosis import compare, diagnose
-from asap_ray.errors import AsapError, ConfigError
+from asap_ray.errors import AsapError, ConfigError, printable
 from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
 from asap_ray.report.answer import Answer, SliceAnswer, Tried
@@ -83,6 +83,7 @@ def run(config: Config) -> int:
     record.answered(ledger, answer)
     if trying is not None:
         write_files(config, lambda: write_derived(list(ledger.events()), config.run_path))
+        _remember(config, ledger, stream)
     show(answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=trying is not None)
     tell_plans(plans, output, stream)
     return 0
@@ -135,6 +136,7 @@ def _searched(
     """The answer with what trials say; those `before`, which earlier runs have finished, are not run again."""
     from asap_ray.tasks.compiling import executor_of
     from asap_ray.tasks.confirming import finished_turns
+    from asap_ray.tasks.remembering import recall_each
     from asap_ray.tasks.searching import Search
     from asap_ray.tasks.trials import key_of
 
@@ -142,12 +144,17 @@ def _searched(
         live(stream, sys.stderr, config.wanted, trying.base) as shown,
         executor_of(config, trying.workers) as executor,
     ):
+        recorder = Recorder(ledger, shown)
+        recalls, complaint = recall_each(config, setting, answer.slices, ledger)
+        if complaint:
+            recorder.say(complaint)
         search = Search(
             config=config,
             setting=setting,
             tiers=trying,
             executor=executor,
-            recorder=Recorder(ledger, shown),
+            recorder=recorder,
+            recalls=recalls,
             before={key_of(each): each for each in before},
             turns=finished_turns(list(ledger.events()), before),
             baseline=answer.baseline,
@@ -170,6 +177,14 @@ def _searched(
         wall_s=time.monotonic() - started,
         versions=versions(compiling=True),
     )
+
+
+def _remember(config: Config, ledger: Ledger, stream: TextIO) -> None:
+    """Add the trials to the memory of the agents, and say what of it cannot be used."""
+    from asap_ray.tasks.remembering import remember
+
+    if complaint := remember(config, ledger):
+        stream.write(f"{printable(complaint)}\n")
 
 
 def _with_rounds(found: SliceAnswer, ledger: Ledger) -> SliceAnswer:

@@ -33,7 +33,7 @@ def events(run_dir: str) -> list[dict[str, Any]]:
 def test_two_runs_with_one_seed_give_the_same_events(command, pretend: type[Pretend]) -> None:
     for name in ("one", "two"):
         pretend.cache.clear()
-        answer(command(*LOOP, f"run_dir={name}"))
+        answer(command(*LOOP, f"run_dir={name}", "agents.memory=off"))
     assert events("one") == events("two")
     kinds = [each["kind"] for each in events("one")]
     assert kinds.count("trial") == kinds.count("tried") == 7
@@ -48,7 +48,7 @@ def test_which_trial_is_faster_to_run_changes_nothing_but_the_order_in_which_the
         monkeypatch.setattr(local, "stream", partial(at_once, first=first))
         monkeypatch.setattr(compiling, "executor_of", lambda _, __, n=workers: nullcontext(local.Local(workers=n)))
         pretend.cache.clear()
-        answer(command(*LOOP, f"run_dir={workers}"))
+        answer(command(*LOOP, f"run_dir={workers}", "agents.memory=off"))
         found = events(str(workers))
         decided = [each for each in found if each["kind"] not in RUN]
         told.append((decided, in_order(found, "trial"), in_order(found, "tried")))
