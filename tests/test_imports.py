@@ -80,6 +80,7 @@ ONLY_IN = {
     "flax": ("trainer.", "agents.learned"),
     "ray": ("executor.ray_",),
     "openai": ("agents.llm",),
+    "httpx2": ("agents.llm",),
     "hydra": ("overrides",),
     "xprof": ("profile.xprof",),
     "omegaconf": ("overrides", "settings", "__main__"),

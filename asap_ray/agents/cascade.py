@@ -108,8 +108,8 @@ class Cascade:
 
     def _models(self, question: Question) -> list[str]:
         cheap, expert = self.limits.model, self.limits.expert
-        models = [each for each in (cheap, expert) if each is not None]
-        return models[::-1] if question.expert else list(dict.fromkeys(models))
+        models = (expert, cheap) if question.expert else (cheap, expert)
+        return list(dict.fromkeys(each for each in models if each is not None))
 
     def talk(self, model: str) -> Conversation:
         """The conversations with one model, and what is known of it."""

@@ -13,7 +13,7 @@ from asap_ray.agents.untrusted import clean, delimited
 from asap_ray.agents.wire import FINAL, REPAIRABLE, SILENT, Form, Request, Verdict
 from asap_ray.errors import AsapError
 
-TOOL_ROUNDS = 4
+TOOL_ROUNDS = 3
 """Answers that may ask for tools; then the model is to answer without."""
 NO_ANSWER = SILENT | FINAL | {Verdict.SPENT, Verdict.NOT_RECORDED, Verdict.NOT_FOUND}
 """Ends of a probe that a question would meet too."""

@@ -74,13 +74,14 @@ def objects(text: str) -> tuple[list[dict[str, Any]], str]:
     With them, where most of the text is in none of them though it begins like one, what is wrong with that.
     """
     text = _THOUGHT.sub("", text)
-    found: list[tuple[int, dict[str, Any]]] = []
+    found: list[tuple[int, Any]] = []
     broken, start, tried = "", text.find("{"), 0
     while start >= 0 and tried < MOST_STARTS:
         tried += 1
         end = start + 1
         try:
-            value, end = _DECODER.raw_decode(text, start)
+            value, after = _DECODER.raw_decode(text, start)
+            value, end = cleaned(value), after
         except (ValueError, RecursionError) as error:
             broken = broken or f"its JSON cannot be read: {error}"
         else:
@@ -88,7 +89,7 @@ def objects(text: str) -> tuple[list[dict[str, Any]], str]:
         start = text.find("{", end)
     found.sort(key=lambda each: -each[0])
     covered = bool(found) and found[0][0] > len(text) / 2
-    return [cleaned(value) for _, value in found], "" if covered else clean(broken, MOST_REASON)  # pyright: ignore[reportReturnType]
+    return [value for _, value in found], "" if covered else clean(broken, MOST_REASON)
 
 
 def faults(error: ValidationError) -> str:

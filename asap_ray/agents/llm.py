@@ -9,7 +9,6 @@ tries and the waits between them.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 import time
@@ -19,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from asap_ray.agents.chat import Message, ToolCall
-from asap_ray.agents.untrusted import clean, redacted
+from asap_ray.agents.chat import Message
+from asap_ray.agents.replies import MOST_NAME, Reader, wait_of
+from asap_ray.agents.untrusted import clean
 from asap_ray.agents.wire import Reply, Request, Verdict
 from asap_ray.errors import ConfigError
 
@@ -36,28 +36,30 @@ FIRST_WAIT_S = 0.5
 """Before the second try where the endpoint names no time; twice that before the third."""
 GRACE_S = 5.0
 """Seconds beyond its deadline after which a call is left behind; only a name server can hold it so long."""
-MOST_CALLS = 8
-"""Tools that one answer may ask for."""
-MOST_ERROR = 300
+MOST_BODY = 4 * 2**20
+"""Bytes of an answer that are read: an endpoint that does not end may not fill the memory."""
 MOST_MODELS = 1_000
 T = TypeVar("T")
 _AGAIN = frozenset({Verdict.BUSY, Verdict.SERVER_ERROR, Verdict.UNREACHABLE, Verdict.DISCONNECTED})
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "quota_exceeded")
-_STATUS = {
-    **dict.fromkeys((301, 302, 303, 307, 308), Verdict.NOT_FOUND),
-    **dict.fromkeys((401, 403), Verdict.DENIED),
-    402: Verdict.QUOTA,
-    404: Verdict.NOT_FOUND,
-    413: Verdict.TOO_LONG,
-    429: Verdict.BUSY,
-    **dict.fromkeys((408, 409, 425), Verdict.SERVER_ERROR),
-}
 
 
 def base_url_of(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The endpoint: the one that was given, else the environment's, else OpenAI's own."""
-    return given or environ.get("OPENAI_BASE_URL") or OPENAI
+    """The endpoint: the one that was given, else the environment's, else OpenAI's own.
+
+    Raises:
+        ConfigError: it is no address, or holds a password, which would get into the record.
+    """
+    name, url = ("llm.base_url", given) if given else ("OPENAI_BASE_URL", environ.get("OPENAI_BASE_URL") or OPENAI)
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0 and url.isprintable()
+    except ValueError:
+        fine, parts = False, urlsplit("")
+    if not fine or "@" in parts.netloc or parts.query or parts.fragment or " " in url:
+        allowed = "an address such as http://localhost:8000/v1; a key comes from the environment"
+        raise ConfigError(name, url.rpartition("@")[-1].partition("?")[0], allowed)
+    return url
 
 
 def key_of(base_url: str, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -102,7 +104,7 @@ class Endpoint:
             try:
                 async with asyncio.timeout(self.timeout_s):
                     page = await client.models.list(extra_headers=self._headers())
-                    return tuple(clean(str(each.id), 200) for each in page.data[:MOST_MODELS])
+                    return tuple(clean(str(each.id), MOST_NAME) for each in page.data[:MOST_MODELS])
             except (openai.OpenAIError, TimeoutError, AttributeError, TypeError, ValueError):
                 return None
 
@@ -123,22 +125,24 @@ class Endpoint:
 
     async def _try(self, client: openai.AsyncOpenAI, request: Request, until: float) -> tuple[Reply, float | None]:
         """A reply, and the seconds that the endpoint asks to wait before another try."""
+        import httpx2
         import openai
 
+        reader = Reader(secret=self.key or "")
         try:
             async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
-                return self._read(await _send(client, request, self._headers())), None
-        except (TimeoutError, openai.APITimeoutError):
+                return reader.body(await _send(client, request, self._headers())), None
+        except (TimeoutError, openai.APITimeoutError, httpx2.TimeoutException):
             return Reply(trouble=Verdict.TIMEOUT, error=f"no answer within {self.timeout_s:g} s"), None
         except openai.APIStatusError as error:
-            return self._refused(error), _wait_of(error.response.headers)
-        except openai.APIConnectionError as error:
-            why = f"{type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ else str(error)
-            reached = type(error.__cause__).__name__ not in ("ConnectError", "UnsupportedProtocol")
+            return reader.refusal(error.status_code, error.body, error.message), wait_of(error.response.headers)
+        except (openai.APIConnectionError, httpx2.HTTPError) as error:
+            cause = error.__cause__ if isinstance(error, openai.OpenAIError) else error
+            reached = not isinstance(cause, httpx2.ConnectError | httpx2.UnsupportedProtocol)
             trouble = Verdict.DISCONNECTED if reached else Verdict.UNREACHABLE
-            return Reply(trouble=trouble, error=self._told(why)), None
+            return Reply(trouble=trouble, error=reader.words(f"{type(cause).__name__}: {cause}")), None
         except openai.OpenAIError as error:
-            return Reply(trouble=Verdict.BAD_REQUEST, error=self._told(f"{type(error).__name__}: {error}")), None
+            return Reply(trouble=Verdict.BAD_REQUEST, error=reader.words(f"{type(error).__name__}: {error}")), None
 
     def _client(self) -> openai.AsyncOpenAI:
         import openai
@@ -164,61 +168,6 @@ class Endpoint:
 
         return {} if self.key else {"Authorization": openai.Omit()}
 
-    def _read(self, body: bytes) -> Reply:
-        """The reply that a body holds; bodies of local servers lack fields and have others."""
-        try:
-            told = json.loads(body)
-            choice = told["choices"][0]
-            message = choice["message"]
-            text, calls = _text_of(message.get("content")), message.get("tool_calls")
-            refusal, finish = message.get("refusal"), str(choice.get("finish_reason") or "")
-            found = tuple(self._tool_call(each) for each in calls[:MOST_CALLS]) if isinstance(calls, list) else ()
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            head = body[:MOST_ERROR].decode(errors="replace")
-            return Reply(trouble=Verdict.SERVER_ERROR, error=self._told(f"this is no chat completion: {head}"))
-        usage = told.get("usage")
-        reply = Reply(
-            text=self._clean(text),
-            calls=found,
-            finish=clean(finish, 40),
-            tokens_in=_count(usage, "prompt_tokens"),
-            tokens_out=_count(usage, "completion_tokens"),
-        )
-        if isinstance(refusal, str) and refusal:
-            return replace(reply, trouble=Verdict.REFUSAL, error=self._told(refusal))
-        return reply
-
-    def _tool_call(self, told: Mapping[str, Any]) -> ToolCall:
-        called = told["function"]
-        arguments = called.get("arguments") or "{}"
-        return ToolCall(
-            id=self._clean(str(told.get("id") or "call"))[:100],
-            name=self._clean(str(called["name"]))[:100],
-            arguments=self._clean(arguments if isinstance(arguments, str) else json.dumps(arguments)),
-        )
-
-    def _refused(self, error: openai.APIStatusError) -> Reply:
-        """What an error status means."""
-        status, body = error.status_code, error.body
-        told = body if isinstance(body, dict) else {}
-        codes = {str(told.get(name)) for name in ("code", "type")}
-        words = str(told.get("message") or error.message)
-        trouble = _STATUS.get(status, Verdict.SERVER_ERROR if status >= 500 else Verdict.BAD_REQUEST)
-        if status == 429 and codes & set(_QUOTA):
-            trouble = Verdict.QUOTA
-        elif "content_filter" in codes:
-            trouble = Verdict.FILTERED
-        elif "context_length_exceeded" in codes or "maximum context length" in words:
-            trouble = Verdict.TOO_LONG
-        return Reply(trouble=trouble, error=self._told(f"{status}: {words}"))
-
-    def _told(self, text: str) -> str:
-        """Words of the endpoint, fit for a line of the record."""
-        return " ".join(clean(redacted(text, (self.key or "",)), MOST_ERROR).split())
-
-    def _clean(self, text: str) -> str:
-        return redacted(clean(text), (self.key or "",))
-
 
 def _apart(work: Coroutine[Any, Any, T], most_s: float, late: T) -> T:
     """What a coroutine returns, in a thread and a loop of its own; `late` where it takes longer, and is left behind.
@@ -243,7 +192,7 @@ def _apart(work: Coroutine[Any, Any, T], most_s: float, late: T) -> T:
 
 
 async def _send(client: openai.AsyncOpenAI, request: Request, headers: dict[str, Any]) -> bytes:
-    """The body that comes back."""
+    """The body that comes back, as far as it is read."""
     import openai
 
     asked: dict[str, Any] = {
@@ -258,12 +207,17 @@ async def _send(client: openai.AsyncOpenAI, request: Request, headers: dict[str,
             for each in request.tools
         ]
         asked["tool_choice"] = "auto" if request.open_tools else "none"
-    raw = client.chat.completions.with_raw_response
-    if request.form.answer == "schema":
-        return (await raw.parse(**asked, response_format=request.schema)).content
     if request.form.answer == "json":
         asked["response_format"] = {"type": "json_object"}
-    return (await raw.create(**asked)).content
+    raw = client.chat.completions.with_streaming_response
+    strict = request.form.answer == "schema"
+    body = bytearray()
+    async with raw.parse(**asked, response_format=request.schema) if strict else raw.create(**asked) as response:
+        async for part in response.iter_bytes():
+            body += part
+            if len(body) > MOST_BODY:
+                break
+    return bytes(body)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -274,27 +228,3 @@ def _message(message: Message) -> dict[str, Any]:
             for each in message.calls
         ]
     return told | ({"tool_call_id": message.call} if message.role == "tool" else {})
-
-
-def _text_of(content: object) -> str:
-    """The text of a message, which may come in parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
-
-
-def _count(usage: object, name: str) -> int | None:
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**9 else None
-
-
-def _wait_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `retry-after`; a date there, or anything else, is as none."""
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            wait = float(headers[name]) * unit
-        except (KeyError, ValueError):
-            continue
-        if 0 <= wait < float("inf"):
-            return wait
-    return None

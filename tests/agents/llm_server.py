@@ -76,11 +76,21 @@ def hangs(handler: Handler) -> None:
     handler.server.closing.wait()
 
 
-def disconnects(handler: Handler) -> None:
+def disconnects(status: int = 200) -> Behaviour:
     """Half of a body, and the end of the connection."""
-    handler.wfile.write(
-        b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{"choices": ['
-    )
+    half = f'HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{{"choices": ['
+
+    def act(handler: Handler) -> None:
+        handler.wfile.write(half.encode())
+
+    return act
+
+
+def floods(handler: Handler) -> None:
+    """An answer that goes on until the client has enough."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while not handler.server.closing.is_set():
+        handler.wfile.write(b"x" * 2**16)
 
 
 class Handler(BaseHTTPRequestHandler):

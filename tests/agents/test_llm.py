@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -25,12 +26,14 @@ from tests.agents.llm_server import (
     disconnects,
     drips,
     fails,
+    floods,
     hangs,
     message,
     raw,
     refuses,
     says,
 )
+from tests.agents.strict import strict_faults
 
 
 class Advice(BaseModel):
@@ -197,7 +200,10 @@ def test_without_a_key_or_a_quota_nothing_more_is_asked(behaviour: Behaviour, re
     assert [each["kind"] for each in events(asked)] == ["llm_call", "llm_answer", "llm_off"]
 
 
-@pytest.mark.parametrize("behaviour", [fails(500, "oops"), fails(429, "slow down", retry_after="0"), disconnects])
+PASSING = [fails(500, "oops"), fails(429, "slow down", retry_after="0"), disconnects(), disconnects(500)]
+
+
+@pytest.mark.parametrize("behaviour", PASSING)
 def test_a_passing_fault_is_tried_again(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("asap_ray.agents.llm.FIRST_WAIT_S", 0.001)
     with LlmServer([behaviour, behaviour, says(GOOD)]) as server:
@@ -385,7 +391,7 @@ def test_tool_calls_end():
     with LlmServer(lambda body: READY if "Is it ready?" in str(body) else calls(("top_ops", {"op": 1}))) as server:
         asked = asker(server)
         answer = asked.ask(question(tools=(TOOL,)))
-        assert [each["tool_choice"] for each in server.bodies] == ["auto"] * 5 + ["none"] * 2
+        assert [each["tool_choice"] for each in server.bodies] == ["auto"] * 4 + ["none"] * 2
     assert answer.reason == "empty: the answer has no text"
 
 
@@ -495,6 +501,18 @@ INJECTION = (
 )
 
 
+def test_an_answer_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("asap_ray.agents.llm.FIRST_WAIT_S", 0.001)
+    with LlmServer([floods]) as server:
+        asked = asker(server, timeout_s=30.0)
+        tracemalloc.start()
+        answer = asked.ask(question())
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert answer.reason.startswith("server error: this is no chat completion")
+    assert most < 100 * 2**20
+
+
 def test_an_injected_instruction_changes_nothing_but_the_text_it_is():
     with LlmServer([says({**GOOD, "note": INJECTION}), says("{}")]) as server:
         asked = asker(server, max_calls=3)
@@ -546,6 +564,20 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown():
     with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY=\(hidden\)") as caught:
         key_of("https://api.openai.com/v1", {"OPENAI_API_KEY": "sëcret\nvalue"})
     assert "cret" not in str(caught.value).replace("(hidden)", "")
+
+
+BAD_URLS = [
+    *("localhost:8000", "ftp://a/v1", "http://", "http://a:99999/v1", "http://[::1/v1", "http://a b/v1", "http://a/\n"),
+    *("https://me:secret@a/v1", "https://a/v1?api_key=secret", "https://a/v1#x"),
+]
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+def test_what_is_no_address_or_holds_a_password_is_refused(url: str):
+    for name, given, environ in (("llm.base_url", url, {}), ("OPENAI_BASE_URL", None, {"OPENAI_BASE_URL": url})):
+        with pytest.raises(ConfigError, match=f"^{name}=") as caught:
+            base_url_of(given, environ)
+        assert "secret" not in str(caught.value)
 
 
 def test_the_endpoint_is_the_one_given_else_the_environments_else_openais():
@@ -649,3 +681,13 @@ def test_a_probe_of_nothing_says_why():
     with LlmServer([fails(401, "bad key")]) as server:
         found = probe(Limits(model="cheap"), Endpoint(base_url=server.base_url, timeout_s=5.0))
     assert (found.answer, found.tools, found.reason) == ("none", False, "denied: 401: bad key")
+
+
+class Open(BaseModel):
+    sizes: dict[str, int]
+    name: str = Field(default="x", max_length=3)
+
+
+def test_a_schema_that_strict_mode_would_refuse_is_found():
+    assert strict_faults(Advice) == []
+    assert strict_faults(Open) == ["Open.sizes: an open map", "Open.name: default", "Open.name: maxLength"]
