@@ -25,6 +25,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "scenario": "take up a published case, +scenario=NAME: its baseline, three proposals, and what it came to",
         "doctor": "tell what this machine and its cluster can do, and what to type where they cannot (no model needed)",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
+        "compare": "hold search methods against each other on measured tables, planted faults, or with +model your job",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
@@ -33,15 +34,12 @@ TASKS: Mapping[str, str] = MappingProxyType(
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("compare", "nightly", "launch"),
+        "task": ("nightly", "launch"),
         "tiers": ("replay",),
         "agents.brain": ("llm", "policy"),
     }
 )
-LATER_KEYS = (
-    *("compare.tables", "compare.seeds"),
-    *("llm.base_url", "llm.model", "llm.expert", "llm.max_usd"),
-)
+LATER_KEYS = ("llm.base_url", "llm.model", "llm.expert", "llm.max_usd")
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
@@ -51,6 +49,8 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "search.vary": ("flags", "none"),
         "output": ("auto", "rich", "plain", "json"),
         "compile.trainer": ("ours", "maxtext"),
+        "compare.tasks": ("replay", "planted"),
+        "compare.leave_out": ("source", "model"),
         "workload.optimizer": ("adamw",),
     }
 )
@@ -75,6 +75,9 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "run.devices": (1, 64),
         "run.proxy_layers": (1, 10_000),
         "run.cores": (1, 1024),
+        "compare.seeds": (1, 10_000),
+        "compare.trials": (1, 10_000),
+        "compare.truths": (1, 1000),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
     }
@@ -86,6 +89,9 @@ TEXTS = (
         "hardware.slices",
         "validate.tables",
         "calibrate.tables",
+        "compare.tables",
+        "compare.only",
+        "compare.methods",
         "compile.cache",
         "compile.xla",
         "ray.address",
@@ -329,6 +335,23 @@ def check_config_dir(config_dir: str | None) -> str | None:
     return config_dir
 
 
+def check_compare(config: Config) -> None:
+    """Keys of a comparison are for one; with a model there is no table, and without one no tier."""
+    given, plain = asdict(config.compare), asdict(Config().compare)
+    if config.task != "compare":
+        if changed := next((name for name in given if given[name] != plain[name]), None):
+            raise ConfigError(f"compare.{changed}", given[changed], "only with task=compare")
+        return
+    if not config.compare.methods:
+        raise ConfigError("compare.methods", "[]", "at least one method, or auto")
+    if config.model:
+        for name in ("tasks", "tables", "only", "truths", "leave_out"):
+            if given[name] != plain[name]:
+                raise ConfigError(f"compare.{name}", given[name], "not with +model: its own plans are what is searched")
+    elif config.tiers != Config().tiers:
+        raise ConfigError("tiers", config.tiers, "with +model only: tables say what came of each plan")
+
+
 def check_show(config: Config) -> None:
     """What is to be shown or exported is named; nothing else is exported."""
     if config.task in ("show", "export") and config.run_dir is None:
@@ -353,7 +376,8 @@ def check_run_dir(config: Config) -> None:
 
 def check_tables(config: Config) -> None:
     """A list of tables names at least one."""
-    for key, tables in (("validate", config.validate.tables), ("calibrate", config.calibrate.tables)):
+    given = {"validate": config.validate, "calibrate": config.calibrate, "compare": config.compare}
+    for key, tables in ((key, section.tables) for key, section in given.items()):
         if tables == []:
             raise ConfigError(f"{key}.tables", "[]", "at least one table, or null for those that are carried")
 
@@ -373,6 +397,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_command,
     check_run,
     check_search,
+    check_compare,
     check_show,
     check_run_dir,
 )

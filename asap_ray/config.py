@@ -269,6 +269,33 @@ class CalibrateConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CompareConfig:
+    """Which search methods are held against each other, and on what."""
+
+    tasks: list[str] = field(
+        default_factory=lambda: ["replay"],
+        metadata=_help("what is searched without +model: replay of measured tables, planted faults in large spaces"),
+    )
+    tables: list[str] | None = field(
+        default=None, metadata=_help("tables of measured runs to play back; null takes those that are carried")
+    )
+    only: str | None = field(default=None, metadata=_help("only what has this text in its name"))
+    methods: list[str] = field(
+        default_factory=lambda: ["auto"],
+        metadata=_help("methods by name; auto is the usual set, ablations the playbook without a part each, or all"),
+    )
+    seeds: int = field(default=20, metadata=_help("seeds of each method that a seed changes"))
+    trials: int = field(default=100, metadata=_help("trials of one search at most"))
+    truths: int = field(default=3, metadata=_help("planted truths of each large space"))
+    leave_out: str = field(
+        default="source",
+        metadata=_help(
+            "what constants of a stack are not fitted to: any row (source), or the rows of the same model (model)"
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One command: everything that a task needs, checked."""
 
@@ -315,6 +342,7 @@ class Config:
     ray: RayConfig = field(default_factory=RayConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
     seed: int = field(default=0, metadata=_help("same seed, same run"))
     top: int = field(default=10, metadata=_help("how many plans are listed"))
     run_dir: str | None = field(
@@ -335,7 +363,7 @@ class Config:
         """Whether a model must be named: a trace may be explained by itself, and a baseline may be a job that says its
         model."""
         explains = self.task == "explain" and self.profile is not None
-        return self.task not in MODEL_FREE and not explains and self.baseline is None
+        return self.task not in (*MODEL_FREE, "compare") and not explains and self.baseline is None
 
     @property
     def compiles(self) -> bool:
@@ -409,7 +437,8 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         config: what was asked for.
         changes: entries of the named model and stack that were changed, by key.
     """
-    if config.task in MODEL_FREE or (config.profile is not None and not config.model):
+    compares = config.task == "compare"
+    if config.task in MODEL_FREE or (not config.model and (compares or config.profile is not None)):
         label = config.task
     else:
         subject = str(config.scenario["name"]) if config.task == "scenario" else config.model_name
@@ -429,6 +458,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         "tables": sorted(str(Path(table).absolute()) for table in config.validate.tables or ()),
         "fitted_to": sorted(str(Path(table).absolute()) for table in config.calibrate.tables or ()),
         "unfolded": not config.calibrate.folds,
+        "compared": _compared(config) if compares else None,
         "measured": config.task in MODEL_FREE and "local" in config.hardware.slices,
         "config_dir": str(Path(config.config_dir).absolute()) if config.config_dir else None,  # chips and constants
         "seed": config.seed,
@@ -437,3 +467,10 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
     given = {key: value for key, value in rest.items() if value}
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return str(Path("runs") / (name[:LONGEST_LABEL] + (f"-{digest}" if given else "")))
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    """What of a comparison decides its outcome; more seeds and methods go on in the same directory."""
+    given, plain = asdict(config.compare), asdict(CompareConfig())
+    found = {name: given[name] for name in ("tables", "trials", "leave_out") if given[name] != plain[name]}
+    return found | ({"width": config.search.proposals} if config.search.proposals != SearchConfig().proposals else {})

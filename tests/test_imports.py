@@ -51,11 +51,12 @@ BESIDE = {
     "stores": (("knowledge", "ledger", "cases", "memory", "recall", "words"), VALUES | {"physics", "settings"}),
     "interchange": (("interchange",), PURE),
     "fitting": (("fitting",), PURE | {"interchange", "tiers", "executor"}),
-    "report": (("report",), PURE | {"stores", "interchange", "fitting", "tiers"}),
+    "contest": (("contest",), {*CHAIN, "stores", "settings"}),
+    "report": (("report",), PURE | {"stores", "interchange", "fitting", "tiers", "contest"}),
     "config": (("config",), {"errors"}),
     "settings": (("settings",), {"errors"}),
     "border": (("checks", "overrides", "usage"), VALUES | {"config", "settings"}),
-    "tasks": (("tasks",), {*CHAIN, "stores", "interchange", "fitting", "report", "config", "settings"}),
+    "tasks": (("tasks",), {*CHAIN, "stores", "interchange", "fitting", "contest", "report", "config", "settings"}),
     "entry": (("__main__",), {"errors", "config", "border", "tasks"}),
 }
 LAYER_OF = {name: layer for layer, names in CHAIN.items() for name in names} | {

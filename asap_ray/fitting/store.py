@@ -103,3 +103,14 @@ def read_folds(path: Path) -> Folds:
     records = parquet.read_table(path).to_pylist()
     values = tuple({Parameter(*name.split(".")): value for name, value in record["constants"]} for record in records)
     return Folds(values, {run: i for i, record in enumerate(records) for run in record["runs"]})
+
+
+def named_folds(path: Path) -> dict[tuple[str, str], Values]:
+    """The constants of each fold by the source and the model that it leaves out; nothing where there is no file."""
+    if not path.is_file():
+        return {}
+    records = parquet.read_table(path, columns=["source", "model", "constants"]).to_pylist()
+    return {
+        (each["source"], each["model"]): {Parameter(*name.split(".")): value for name, value in each["constants"]}
+        for each in records
+    }

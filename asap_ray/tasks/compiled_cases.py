@@ -64,11 +64,11 @@ class Case:
         return (self.row, self.model, self.problem.slice.name, *shape, self.plan.line)
 
 
-def _described(models: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def described(models: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A model of conf/model/, with what it takes from the one that its defaults name."""
     own = dict(models[name])
     bases = [base for base in own.pop("defaults", []) if base != "_self_"]
-    return {key: value for base in bases for key, value in _described(models, base).items()} | own
+    return {key: value for base in bases for key, value in described(models, base).items()} | own
 
 
 def record_dir() -> Path:
@@ -98,7 +98,7 @@ def cases(config: Config, runs: Mapping[str, MeasuredRow]) -> list[Case]:
     found = []
     for given in listed["axes"]:
         workload = Workload(
-            architecture=architecture_from_mapping(_described(models, given["model"])),
+            architecture=architecture_from_mapping(described(models, given["model"])),
             global_batch=int(given["global_batch"]),
             seq_len=int(given["seq_len"]),
             precision="bf16",

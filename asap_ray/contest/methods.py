@@ -1,0 +1,202 @@
+"""Every method of the contest by its name: what is told of it, whether a seed changes it, and how it is made.
+
+A name that ends in `_gated` sees the plans that pass the gate that agents have (legal, fits by the roofline with the
+margin kept free); the same method without it sees every plan of the ground. A brain of agents is a method by its own
+name, alone, and as `<brain>_mixed` with the sampler's share in between: `BRAINS` is where one is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from asap_ray.agents.brief import Brain
+from asap_ray.agents.coordinator import Coordinator, Rules
+from asap_ray.agents.playbook import Playbook
+from asap_ray.contest.buckets import in_buckets
+from asap_ray.contest.ground import Field
+from asap_ray.contest.relief import Relief
+from asap_ray.errors import AsapError, ConfigError
+from asap_ray.knowledge import Card, load_cards
+from asap_ray.search.blackbox import BlackBox, InOrder, by_roofline
+from asap_ray.search.protocol import Searcher
+from asap_ray.search.study import Study, check_sampler
+
+SAMPLERS = ("random", "tpe", "gp", "cmaes", "nsga2", "qmc")
+SLOW = ("gp", "gp_gated", "cmaes", "cmaes_gated")
+"""Methods that are played on a subset of the grounds only, unless they are asked for by name."""
+SEEDED_WITH = 3
+"""Plans of the roofline's ranking with which `tpe_seeded` begins: as many as agents propose at first."""
+SHARE = 0.2
+"""The sampler's share of the trials beside agents that are mixed."""
+DEFAULT = (
+    *("random", "random_gated", "tpe", "tpe_gated", "tpe_seeded", "exhaustive", "buckets", "relief", "greedy"),
+    *("playbook", "playbook_mixed"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A way to search; `seeded` says whether a seed changes what it does, `gated` whether it sees the gated plans."""
+
+    name: str
+    about: str
+    make: Callable[[Field, int], Searcher]
+    seeded: bool = False
+    gated: bool = True
+
+
+def _black_box(sampler: str, gated: bool, field: Field, seed: int) -> Searcher:
+    return BlackBox(field.gated if gated else field.pool, sampler, seed)
+
+
+def _seeded(field: Field, seed: int) -> Searcher:
+    return BlackBox(field.gated, "tpe", seed, first=by_roofline(field.gated)[:SEEDED_WITH].tolist())
+
+
+def _exhaustive(gated: bool, field: Field, seed: int) -> Searcher:
+    pool = field.gated if gated else field.pool
+    return InOrder(pool, "exhaustive", range(len(pool)))
+
+
+def _greedy(field: Field, seed: int) -> Searcher:
+    return InOrder(field.gated, "greedy", by_roofline(field.gated).tolist())
+
+
+def _buckets(field: Field, seed: int) -> Searcher:
+    return InOrder(field.pool, "buckets", in_buckets(field.pool))
+
+
+def _relief(field: Field, seed: int) -> Searcher:
+    return Relief(field.gated)
+
+
+@cache
+def _cards() -> tuple[Card, ...]:
+    return load_cards()
+
+
+def _playbook() -> Brain:
+    return Playbook(cards=_cards())
+
+
+BRAINS: dict[str, Callable[[], Brain]] = {"playbook": _playbook}
+"""Brains of agents by name; `policy` and `llm` are added here."""
+LATER = ("policy", "llm")
+"""Brains whose names are taken."""
+
+
+def _agents(brain: Callable[[], Brain], rules: Rules, pool_of: str, field: Field, seed: int) -> Searcher:
+    pool = field.gated if pool_of == "gated" else field.pool
+    return Coordinator(pool=pool, brain=brain(), study=Study(pool, "tpe", seed), rules=rules)
+
+
+def _methods() -> dict[str, Method]:
+    found = []
+    for name in SAMPLERS:
+        found.append(_sampler(name, gated=False))
+        found.append(_sampler(name, gated=True))
+    found += [
+        Method(name="tpe_seeded", about="TPE that begins with the roofline's first three", make=_seeded, seeded=True),
+        Method(name="exhaustive", about="every plan as enumerated", make=partial(_exhaustive, False), gated=False),
+        Method(name="exhaustive_gated", about="every plan as enumerated, gated", make=partial(_exhaustive, True)),
+        Method(name="greedy", about="the roofline's own order", make=_greedy),
+        Method(name="buckets", about="grid by model size (NeMo, DeepSpeed)", make=_buckets, gated=False),
+        Method(name="relief", about="hill climbing that relieves the bottleneck (Aceso)", make=_relief),
+    ]
+    for name, brain in BRAINS.items():
+        found += _of_brain(name, brain)
+    return {each.name: each for each in found}
+
+
+def _sampler(name: str, *, gated: bool) -> Method:
+    about = f"Optuna's {name} sampler{', gated' if gated else ''}"
+    make = partial(_black_box, name, gated)
+    return Method(name=f"{name}_gated" if gated else name, about=about, make=make, seeded=True, gated=gated)
+
+
+def _of_brain(name: str, brain: Callable[[], Brain]) -> list[Method]:
+    mixed = partial(_agents, brain, Rules(share=SHARE), "gated")
+    return [
+        Method(name=name, about=f"agents led by the {name}", make=partial(_agents, brain, Rules(share=0.0), "gated")),
+        Method(name=f"{name}_mixed", about=f"the {name} with TPE in between", make=mixed, seeded=True),
+    ]
+
+
+def methods_named(names: tuple[str, ...]) -> list[Method]:
+    """The methods of some names, in their order; `auto` is the usual set and `all` everything that is installed.
+
+    Raises:
+        ConfigError: there is none of that name, or it needs a package that is not installed.
+    """
+    known = _methods() | {each.name: each for each in ablations()}
+    wanted: dict[str, Method] = {}
+    for name in names:
+        several = {
+            "auto": DEFAULT,
+            "all": tuple(filter(_installed, known)),
+            "ablations": ("playbook", *(each.name for each in ablations())),
+        }
+        for each in several.get(name, (name,)):
+            if each.removesuffix("_mixed") in LATER and each not in known:
+                raise ConfigError("compare.methods", each, "not part of this version; leave it out")
+            if each not in known:
+                allowed = ("auto", "all", "ablations", *known)
+                raise ConfigError("compare.methods", each, f"allowed: {', '.join(allowed)}", allowed)
+            wanted[each] = known[each]
+    for each in wanted:
+        check_sampler(each.removesuffix("_gated"))
+    return list(wanted.values())
+
+
+def _installed(name: str) -> bool:
+    """Whether what a method needs is here."""
+    try:
+        check_sampler(name.removesuffix("_gated"))
+    except AsapError:
+        return False
+    return True
+
+
+def ablations() -> list[Method]:
+    """The playbook without one of its parts each."""
+    from asap_ray.contest.ablated import Uncalibrated, Unnarrowed, unpruned
+
+    alone = Rules(share=0.0)
+
+    def made(kind: type[Coordinator], brain: Callable[[], Brain], rules: Rules) -> Callable[[Field, int], Searcher]:
+        def make(field: Field, seed: int) -> Searcher:
+            return kind(pool=field.gated, brain=brain(), study=Study(field.gated, "tpe", seed), rules=rules)
+
+        return make
+
+    def without_floors(field: Field, seed: int) -> Searcher:
+        pool = unpruned(field.gated)
+        return Coordinator(pool=pool, brain=_playbook(), study=Study(pool, "tpe", seed), rules=alone)
+
+    def cardless() -> Brain:
+        return Playbook(cards=())
+
+    parts = {
+        "no_gate": ("the memory and legality gate", partial(_agents, _playbook, alone, "raw")),
+        "no_floors": ("pruning by floors", without_floors),
+        "no_cards": ("cards", made(Coordinator, cardless, alone)),
+        "no_diagnosis": ("diagnosis", made(Coordinator, _playbook, replace(alone, diagnosing=False))),
+        "no_narrowing": ("narrowing", made(Unnarrowed, _playbook, alone)),
+        "no_calibration": ("correction of the roofline by trials", made(Uncalibrated, _playbook, alone)),
+    }
+    return [
+        Method(name=f"playbook_{name}", about=f"the playbook without {what}", make=make, gated=name != "no_gate")
+        for name, (what, make) in parts.items()
+    ]
+
+
+def seeds_of(method: Method, seeds: int) -> range:
+    """The seeds that a method is played with: one where seeds change nothing."""
+    return range(seeds if method.seeded else 1)
+
+
+def abouts(methods: list[Method]) -> Mapping[str, str]:
+    """What is told of each method."""
+    return {each.name: each.about for each in methods}
