@@ -7,11 +7,13 @@
 A card fires where all conditions of `when` hold and none of its exceptions does. Conditions read facts: what bounds the
 step, shares of it, memory, and the plan. A move says of each column what becomes of it; mesh axes that it does not name
 keep their size. Alternatives stand in the order of preference. With `times: 2` halves and doubles may be quarters and
-quadruples where one step is taken already or leads nowhere.
+quadruples where one step is taken already or leads nowhere. A move `{xla: NAME}` tries the plan as it is with a bundle
+of compiler flags, where the search has that bundle.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +29,18 @@ Fact = str | int | float
 BOUNDS = (*RESOURCES, "input", "memory")
 """What `bound` may be: a resource, or memory where a plan does not fit."""
 NUMBERS = (
-    *("headroom", "overlap", "redundant", "hbm", "slices", "devices", "experts", "seq_len"),
+    *("headroom", "overlap", "redundant", "hbm", "slices", "devices", "experts", "seq_len", "tokens"),
     *(f"share.{part}" for part in TIME_PARTS),
     *MESH_COLUMNS,
     *("micro_batch", "accumulation", "zero", "virtual"),
 )
-"""Facts that are numbers. `hbm` is what a plan needs of what a device has; `share.X` what part X takes of the step."""
-WORDS = ("bound", "next_wall", "chip", "remat", "schedule", "attention", "precision", "sequence_parallel")
+"""Facts that are numbers. `hbm` is what a plan needs of what a device has; `share.X` what part X takes of the step;
+`tokens` are the rows of a device's matmuls, its part of a micro-batch."""
+WORDS = (
+    *("bound", "next_wall", "chip", "generation", "wrapped"),
+    *("remat", "schedule", "attention", "precision", "sequence_parallel"),
+)
+"""Facts that are words. `generation` is the chip by name; `wrapped` whether all axes of its torus close to rings."""
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "bound": BOUNDS,
     "next_wall": BOUNDS,
@@ -41,15 +48,19 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "attention": ATTENTION_KERNELS,
     "precision": PRECISIONS,
+    "wrapped": ("true", "false"),
     "sequence_parallel": ("true", "false"),
 }
 """Words that these may be; recomputation policies are each stack's own."""
 COMPARISONS = ("is", "in", "not", "above", "below")
 ACTIONS = ("half", "double", "lower", "higher", "free")
 """What a move does to a column; besides, it may name its new value, and for remat `lighter` and `heavier`."""
+_NAME = re.compile(r"[a-z0-9_]{1,80}")
 MOST_TIMES = 4
 """Steps of half or double that one move may take at most."""
-MOVED = (*MESH_COLUMNS, *KNOBS)
+XLA = "xla"
+"""What a move calls the bundle of flags that is tried with the plan as it is; it stands alone in its move."""
+MOVED = (*MESH_COLUMNS, *KNOBS, XLA)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +181,8 @@ def _move(key: str, given: object) -> Mapping[str, str]:
         sizes = column in MESH_COLUMNS or column in ("micro_batch", "accumulation", "zero", "virtual")
         if sizes and action not in ACTIONS and not action.isdigit():
             raise ConfigError(f"{key}.{column}", action, f"allowed: {', '.join(ACTIONS)}, or a size", ACTIONS)
+        if column == XLA and (len(move) > 1 or not _NAME.fullmatch(action)):
+            raise ConfigError(f"{key}.{column}", action, "allowed: the name of a bundle of flags, alone in its move")
         if not sizes and action != "free":
             _check_word(f"{key}.{column}", column, action)
     return move

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from asap_ray.errors import ConfigError
 from asap_ray.knowledge import axes_of, card_from_mapping, fired, load_cards
+from tests.problems import CHIPS
 
 CARD: dict[str, Any] = {
     "when": ["bound is compute", "context above 1"],
@@ -20,9 +22,38 @@ CARD: dict[str, Any] = {
 
 def test_cards_are_carried_and_each_says_why_and_who() -> None:
     cards = load_cards()
-    assert len(cards) >= 15
+    assert len(cards) >= 40
     assert len({card.name for card in cards}) == len(cards)
     assert all(card.why and card.source and card.moves and card.when for card in cards)
+
+
+def test_a_source_is_a_paper_or_a_page_that_can_be_opened() -> None:
+    for card in load_cards():
+        assert re.search(r"arXiv \d{4}\.\d{5}|https://|MLSys|NVIDIA/Megatron-LM|jax-ml.github.io", card.source), (
+            card.name
+        )
+        assert len(card.why) < 400
+
+
+# Ridge points by the datasheets that the package carries: FLOPs a byte, or tokens that hide a gather over all axes.
+@pytest.mark.parametrize(
+    ("chip", "axes", "devices", "card"),
+    [("v5e", 2, 1, 985), ("v6e", 2, 1, 2300), ("tpu7x", 3, 2, 1920)],
+)
+def test_tokens_that_hide_gathers_follow_from_the_datasheet(chip: str, axes: int, devices: int, card: int) -> None:
+    sheet = CHIPS[chip]
+    tokens = sheet.peak_flops["bf16"] / (axes * 2 * sheet.link_bytes_per_s) / devices
+    assert tokens == pytest.approx(card, rel=0.01)
+    cards = {each.name: each for each in load_cards()}
+    assert ("tokens", (float(card),)) in [(c.field, c.values) for c in cards[f"{chip}_tokens_hide_gathers"].when]
+
+
+def test_the_books_figure_of_v5p_is_the_cards() -> None:
+    # jax-ml.github.io/scaling-book/training: 4.59e14 FLOP/s over 1.8e11 bytes/s of an axis, three of them.
+    tokens = 4.59e14 / 1.8e11 / 3
+    assert tokens == pytest.approx(850, rel=0.001)
+    (card,) = [each for each in load_cards() if each.name == "v5p_tokens_hide_gathers"]
+    assert ("tokens", (850.0,)) in [(c.field, c.values) for c in card.when]
 
 
 def test_asaps_three_moves_are_cards() -> None:
@@ -82,6 +113,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"moves": [{"sequence_parallel": "maybe"}]}, "allowed: true, false"),
     ({"moves": [{"schedule": "double"}]}, "allowed: none"),
     ({"when": ["chip is tpus"]}, "allowed: tpu, gpu"),
+    ({"when": ["wrapped is maybe"]}, "allowed: true, false"),
+    ({"moves": [{"xla": "../flags"}]}, "the name of a bundle of flags"),
+    ({"moves": [{"xla": "async", "tensor": "half"}]}, "alone in its move"),
     ({"moves": [{}]}, "a mapping of columns"),
     ({"why": ""}, "missing: why"),
     ({"times": 5}, "a whole number from 1 to 4"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from asap_ray.diagnosis import Diagnosis
+from asap_ray.hardware import Slice
 from asap_ray.knowledge import Fact
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import AXES, Plan
@@ -51,8 +52,17 @@ def _of_plan(problem: Problem, plan: Plan) -> dict[str, Fact]:
         **{name: getattr(plan, name) for name in FROM_PLAN},
         "sequence_parallel": str(plan.sequence_parallel).lower(),
         "chip": problem.slice.chip.kind,
+        "generation": problem.slice.chip.name,
+        **({} if (rings := _wrapped(problem.slice)) is None else {"wrapped": str(rings).lower()}),
         "slices": problem.slice.slices,
         "devices": problem.slice.devices,
         "experts": experts.experts if experts else 0,
         "seq_len": problem.workload.seq_len,
+        "tokens": plan.micro_batch * problem.workload.seq_len // plan.axes["context"],
     }
+
+
+def _wrapped(where: Slice) -> bool | None:
+    """Whether all axes of a torus close to rings that are long enough to; None where there is no torus."""
+    axes = [axis for axis in where.axes if not axis.on_chip]
+    return all(axis.wrap or axis.size <= 2 for axis in axes) if where.chip.fabric == "torus" else None

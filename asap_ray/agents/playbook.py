@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from asap_ray.agents.brief import Brief
 from asap_ray.agents.facts import facts_of_result
 from asap_ray.agents.moves import moves_from, reached
-from asap_ray.agents.proposal import Prediction, Proposal, predict_change, predict_step
+from asap_ray.agents.proposal import STEP, UNCHANGED, Prediction, Proposal, predict_change, predict_step
 from asap_ray.agents.remembered import from_cases
+from asap_ray.agents.varied import GAIN
 from asap_ray.agents.verifier import row_of
-from asap_ray.knowledge import Card, Fact, fired
+from asap_ray.knowledge import XLA, Card, Fact, fired
 from asap_ray.plan import AXES, Plan
 from asap_ray.recall import RANKING
+from asap_ray.recipe import Recipe
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result
 
@@ -108,7 +110,9 @@ class Playbook:
         pool, limit = brief.pool, _limit(brief) / brief.recall.doubt(card.name, _bound(facts))
         if base.status == "infeasible":
             among = among & (pool.hbm_bytes < pool.hbm_bytes[row] - base.over_bytes)
-        for move, times in moves_from(pool, row, card.moves, card.times):
+        if flagged := flags_of(brief, base, card.moves):
+            return _with_flags(_from_card(brief, card, base, row, row, facts), base, flagged)
+        for move, times in moves_from(pool, row, [each for each in card.moves if XLA not in each], card.times):
             mask = reached(pool, row, move, pool.recomputed, times) & (brief.expected_s <= limit) & among
             if mask.any():
                 rows = np.flatnonzero(mask)
@@ -127,6 +131,25 @@ def _too_big(brief: Brief) -> Result | None:
     rows = {number: row for row, number in brief.tried.items()}
     lost = (each for each in reversed(brief.results) if each.status == "infeasible")
     return next((each for each in lost if brief.expected_s[rows[each.candidate.number]] <= _limit(brief)), None)
+
+
+def flags_of(brief: Brief, base: Result, moves: Sequence[Mapping[str, str]]) -> str:
+    """The first bundle of flags that moves name, that this search has and a trial's plan was not tried with, or ""."""
+    named = [move[XLA] for move in moves if XLA in move and base.step_time_s]
+    done = {each.flags for each in brief.tried_with(base.candidate.plan)} if named else set()
+    return next((name for name in named if name in brief.genes.flags and name not in done), "")
+
+
+def _with_flags(proposal: Proposal, base: Result, flags: str) -> Proposal:
+    """A card's proposal for the plan of its base, with a bundle of flags; nobody knows what that gains."""
+    step = base.step_time_s or 0.0
+    return replace(
+        proposal,
+        recipe=Recipe(flags=flags),
+        mechanism=f"{proposal.card}: flags {base.candidate.recipe.flags or 'as usual'} to {flags}",
+        prediction=Prediction(field=STEP, direction="down", base=step, low=GAIN * step, high=(1.0 - UNCHANGED) * step),
+        expected_s=step,
+    )
 
 
 def _from_card(brief: Brief, card: Card, base: Result, row: int, best: int, facts: Mapping[str, Fact]) -> Proposal:

@@ -34,23 +34,26 @@ class Varied:
 
     def propose(self, brief: Brief, count: int) -> list[Proposal]:
         """The inner brain's proposals, the last one's place given to a recipe where there is one to try."""
-        varied = variation(brief) if count > 1 else None
-        if varied is None:
+        if count < 2 or variation(brief) is None:
             return self.inner.propose(brief, count)
-        return [*self.inner.propose(brief, count - 1), varied]
+        found = self.inner.propose(brief, count - 1)
+        varied = variation(brief, found)
+        return [*found, varied] if varied else found
 
     def revise(self, brief: Brief, refused: Proposal, reason: str, others: Sequence[Proposal]) -> Proposal | None:
         """Another plan by the inner brain; a recipe that is refused is dropped."""
         return None if refused.recipe else self.inner.revise(brief, refused, reason, others)
 
 
-def variation(brief: Brief) -> Proposal | None:
-    """The recipe to try next around the fastest trial; None where none is left."""
+def variation(brief: Brief, others: Sequence[Proposal] = ()) -> Proposal | None:
+    """The recipe to try next around the fastest trial, besides what is proposed already; None where none is left."""
     base = brief.winner
     if base is None or base.step_time_s is None:
         return None
     found = (_proposal(brief, base, recipe) for recipe in brief.genes.moves(base.candidate.recipe))
-    return next((each for each in found if refusal(brief, each) is None), None)
+    taken = [(each.plan, each.recipe) for each in others]
+    fresh = (each for each in found if (each.plan, each.recipe) not in taken)
+    return next((each for each in fresh if refusal(brief, each) is None), None)
 
 
 def _proposal(brief: Brief, base: Result, recipe: Recipe) -> Proposal:

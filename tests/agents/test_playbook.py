@@ -15,10 +15,12 @@ from asap_ray.agents.brief import Brief
 from asap_ray.agents.facts import facts_of_result
 from asap_ray.agents.moves import reached
 from asap_ray.agents.playbook import Playbook
+from asap_ray.agents.verifier import refusal
 from asap_ray.diagnosis import diagnose
-from asap_ray.knowledge import Card, load_cards
+from asap_ray.knowledge import XLA, Card, load_cards
 from asap_ray.plan import AXES, Plan
 from asap_ray.problem import coding
+from asap_ray.recipe import Genes
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result
 from tests.agents.doubles import Double, agents, play, small_pool
@@ -30,6 +32,11 @@ PIPED = {"slice_": "h100x16", "stack": "megatron"}
 EXPERTS = {"slice_": "v5e-8", "model": MOE, "batch": 24}
 LONG = {"slice_": "v5e-8", "seq_len": 9216}
 SLICES = {"slice_": "4xv5e-4", "batch": 48}
+SPLIT = {"slice_": "2xv5e-4", "model": MOE, "batch": 48}
+WIDE = {"slice_": "v5e-16", "model": "llama3_8b", "batch": 128, "seq_len": 4096}
+OPENED = {"numerics": ("precision",)}
+GENES = Genes(flags=("async", "collective_matmul", "data_parallel"))
+"""Bundles of flags that the search has."""
 
 
 @cache
@@ -63,6 +70,50 @@ FIRES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "expert_traffic_to_data": (EXPERTS, {"expert": 2}, {"share.expert": 0.3}),
     "matmuls_with_more_rows": (DENSE, {"accumulation": 6, "micro_batch": 1}, {"bound": "hbm"}),
     "fused_attention": ({"slice_": "h100x8", "stack": "megatron"}, {"attention": "unfused"}, {}),
+    "v5e_tokens_hide_gathers": (DENSE, {"fsdp": 2, "accumulation": 2}, {"share.fsdp": 0.06}),
+    "v5p_tokens_hide_gathers": ({"slice_": "v5p-16"}, {"fsdp": 2, "accumulation": 2}, {"share.fsdp": 0.06}),
+    "v6e_tokens_hide_gathers": ({"slice_": "v6e-8"}, {"fsdp": 2, "accumulation": 2}, {"share.fsdp": 0.06}),
+    "tpu7x_tokens_hide_gathers": ({"slice_": "tpu7x-8"}, {"fsdp": 2, "accumulation": 2}, {"share.fsdp": 0.06}),
+    "v6e_rows_above_the_ridge": ({"slice_": "v6e-8"}, {"context": 2}, {"bound": "hbm", "hbm": 0.5}),
+    "tpu7x_tensor_over_dies": ({"slice_": "tpu7x-8"}, {"tensor": 1, "fsdp": 4}, {"share.fsdp": 0.06}),
+    "line_context_to_batch": (DENSE, {"context": 2}, {"share.context": 0.06}),
+    "line_tensor_to_batch": (DENSE, {"tensor": 2}, {"share.tensor": 0.2}),
+    "dcn_context_stays_inside": (SLICES, {"context_dcn": 2}, {"bound": "dcn"}),
+    "dcn_experts_stay_inside": (SPLIT, {"expert_dcn": 2}, {"bound": "dcn"}),
+    "dcn_stages_instead_of_shards": (SLICES, {"fsdp_dcn": 2}, {"bound": "dcn"}),
+    "shards_within_replicas": (DENSE, {"fsdp": 4}, {"share.fsdp": 0.2, "hbm": 0.3}),
+    "gradients_to_tensor": (DENSE, {"data": 2, "tensor": 1}, {"share.gradient": 0.2}),
+    "tensor_beyond_its_width": (WIDE, {"tensor": 8}, {"share.tensor": 0.2}),
+    "long_sequences_share_memory": (LONG, {"fsdp": 2}, {"bound": "memory"}),
+    "context_traffic_to_batch": (DENSE, {"context": 2}, {"share.context": 0.2}),
+    "short_sequences_stay_whole": (DENSE, {"context": 2}, {"share.context": 0.03}),
+    "experts_share_memory": (EXPERTS, {"expert": 1, "fsdp": 2}, {"bound": "memory"}),
+    "experts_stay_where_they_are": (EXPERTS, {"expert": 1, "fsdp": 2}, {"share.fsdp": 0.2, "share.expert": 0.0}),
+    "memory_over_stages": (PIPED, {"pipeline": 1, "data": 2}, {"bound": "memory"}),
+    "memory_one_f_one_b": ({**PIPED, "stack": "torchtitan"}, {"schedule": "gpipe"}, {"bound": "memory"}),
+    "memory_of_zero_bubble": ({**PIPED, "stack": "torchtitan"}, {"schedule": "zero_bubble"}, {"bound": "memory"}),
+    "interleaving_costs_traffic": (PIPED, {"schedule": "interleaved"}, {"bound": "ici", "share.pipeline": 0.06}),
+    "stages_to_replicas": (PIPED, {"pipeline": 2}, {"hbm": 0.3}),
+    "tensor_before_stages": (PIPED, {"pipeline": 2, "tensor": 1}, {"hbm": 0.7, "share.tensor": 0.0}),
+    "tensor_wider_than_it_pays": (PIPED, {"tensor": 2, "pipeline": 1}, {"share.tensor": 0.2}),
+    "optimizer_over_replicas": (DENSE, {"data": 2, "zero": 0}, {"share.optimizer": 0.05}),
+    "gradients_once_a_step": (
+        {"slice_": "h100x8", "stack": "foundry", "batch": 48},
+        {"zero": 2, "accumulation": 2},
+        {"share.gradient": 0.1, "hbm": 0.3},
+    ),
+    "offload_instead_of_recomputing": (DENSE, {"remat": "full"}, {"redundant": 0.3, "hbm": 0.8, "bound": "compute"}),
+    "recompute_instead_of_offloading": (DENSE, {"remat": "minimal_offloaded"}, {"bound": "pcie"}),
+    "shard_to_recompute_less": (DENSE, {"remat": "full", "data": 2}, {"redundant": 0.3, "hbm": 0.9}),
+    "room_for_more_rows": (DENSE, {"accumulation": 2}, {"hbm": 0.3}),
+    "fewer_launches": (DENSE, {"accumulation": 2}, {"bound": "host"}),
+    "fp8_matmuls": ({"slice_": "h100x8", "stack": "megatron", **OPENED}, {"precision": "bf16"}, {"bound": "compute"}),
+    "fp8_on_tpu7x": ({"slice_": "tpu7x-8", **OPENED}, {"precision": "bf16"}, {"bound": "compute"}),
+    "head_over_tensor": (DENSE, {"tensor": 1, "data": 2}, {"share.head": 0.2}),
+    "least_tensor_that_fits": (PIPED, {"tensor": 2}, {"hbm": 0.3, "share.tensor": 0.05}),
+    "overlap_exposed_gathers": (DENSE, {"fsdp": 2}, {"share.fsdp": 0.2, "overlap": 0.2}),
+    "collective_matmul": (DENSE, {"tensor": 2}, {"share.tensor": 0.2}),
+    "gradients_beside_backward": (SLICES, {"data_dcn": 4}, {"share.gradient": 0.2}),
 }
 
 
@@ -73,9 +124,15 @@ def base_of(pool: Pool, wanted: dict[str, Any], card: Card) -> int:
         names = coding(pool.problem).get(name)
         mask &= pool.columns[name] == (names.index(value) if names else value)
     for row in np.flatnonzero(mask)[:400]:
-        if any(reached(pool, int(row), move, pool.recomputed).any() for move in card.moves):
+        ways = (reached(pool, int(row), move, pool.recomputed).any() for move in card.moves if XLA not in move)
+        if flagging(card) or any(ways):
             return int(row)
     raise AssertionError(f"no plan of the pool has {wanted} and a way to go")
+
+
+def flagging(card: Card) -> bool:
+    """Whether a card moves flags and not the plan."""
+    return all(XLA in move for move in card.moves)
 
 
 def brief_of(pool: Pool, row: int) -> tuple[Brief, Result]:
@@ -93,7 +150,7 @@ def brief_of(pool: Pool, row: int) -> tuple[Brief, Result]:
     brief = agents(pool, cards=()).brief()
     open_ = np.ones(len(pool), bool)
     open_[row] = False
-    return replace(brief, results=(result,), best=result, open=open_, tried={row: 0}), result
+    return replace(brief, results=(result,), best=result, open=open_, tried={row: 0}, genes=GENES), result
 
 
 @pytest.mark.parametrize("name", sorted(CARDS))
@@ -115,6 +172,12 @@ def test_a_card_changes_a_proposal_where_it_fires(name: str, monkeypatch: pytest
     assert fired.mechanism.startswith(f"{name}: ")
     assert fired.base == 0
     assert pool.row(fired.plan) is not None
+    if flagging(card):
+        assert fired.plan == base.candidate.plan
+        assert {"xla": fired.recipe.flags} in card.moves
+        assert refusal(brief, fired) is None
+        return
+    assert not fired.recipe
     assert moved(card, base.candidate.plan, fired.plan)
 
 

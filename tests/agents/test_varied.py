@@ -11,6 +11,7 @@ from asap_ray.agents.playbook import Playbook
 from asap_ray.agents.proposal import Proposal, predict_step
 from asap_ray.agents.varied import Varied
 from asap_ray.agents.verifier import refusal
+from asap_ray.knowledge import card_from_mapping
 from asap_ray.recipe import Genes, Recipe
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result
@@ -102,3 +103,15 @@ def test_the_record_names_the_recipe(pool: Pool) -> None:
     told = [each.fields for each in searcher.drain() if each.kind == "proposal"]
     assert [each["recipe"] for each in told] == ["", "", "", "", "", "vmem"]
     assert searcher.study.optuna.trials[5].user_attrs["recipe"] == "vmem"
+
+
+def test_a_bundle_that_a_card_proposes_is_not_proposed_twice(pool: Pool) -> None:
+    card = card_from_mapping("mine", {"when": ["fsdp above 0"], "moves": [{"xla": "vmem"}], "why": "w", "source": "s"})
+    searcher = searcher_of(pool)
+    searcher.brain = Varied(inner=Playbook(cards=(card,)))
+    asked = rounds(searcher, 4, gain=1.1)
+    assert [each.recipe.line for each in asked if each.recipe] == ["vmem", "sync"]
+    assert searcher.refused == 0
+    (told,) = [each for each in asked if each.recipe.flags == "vmem"]
+    assert told.proposal.card == "mine"
+    assert told.proposal.mechanism == "mine: flags as usual to vmem"

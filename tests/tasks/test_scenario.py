@@ -103,7 +103,7 @@ def test_what_is_known_is_a_baseline_and_no_trial(name: str) -> None:
     for each in loaded(name)[1].values():
         for one in each.proposals:
             words = one.hypothesis
-            assert words.startswith("the roofline expects" if one.by == "ranking" else "the baseline has bound")
+            assert words.startswith("the roofline expects" if one.by == "ranking" else "the baseline has ")
             assert "trial" not in words
 
 
