@@ -32,6 +32,7 @@ CHAIN = {
         "rules",
         "stack",
         "step_times",
+        "redaction",
     ),
     "space": ("space", "meshes", "narrowing", "duplicates"),
     "physics": (

@@ -221,7 +221,8 @@ async def _send(client: openai.AsyncOpenAI, request: Request, headers: dict[str,
 
 
 def _message(message: Message) -> dict[str, Any]:
-    told: dict[str, Any] = {"role": message.role, "content": message.content}
+    # A lone surrogate, as in a name that was no Unicode, has no place in a request.
+    told: dict[str, Any] = {"role": message.role, "content": message.content.encode(errors="replace").decode()}
     if message.calls:
         told["tool_calls"] = [
             {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}

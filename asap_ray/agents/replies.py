@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asap_ray.agents.chat import ToolCall
-from asap_ray.agents.untrusted import clean, redacted
+from asap_ray.agents.untrusted import MOST_ANSWER, clean
 from asap_ray.agents.wire import Reply, Verdict
+from asap_ray.redaction import redacted
 
 MOST_CALLS = 8
 """Tools that one answer may ask for."""
@@ -79,7 +80,7 @@ class Reader:
 
     def words(self, text: str) -> str:
         """Words of the endpoint, fit for a line of the record."""
-        return " ".join(clean(redacted(text, (self.secret,)), MOST_ERROR).split())
+        return " ".join(self._clean(text, MOST_ERROR).split())
 
     def _call(self, told: Mapping[str, Any]) -> ToolCall:
         called = told["function"]
@@ -90,8 +91,9 @@ class Reader:
             arguments=self._clean(arguments if isinstance(arguments, str) else json.dumps(arguments)),
         )
 
-    def _clean(self, text: str) -> str:
-        return redacted(clean(text), (self.secret,))
+    def _clean(self, text: str, most: int = MOST_ANSWER) -> str:
+        """Cut last: a cut could leave the beginning of a secret that is not known as one any more."""
+        return clean(redacted(clean(text, len(text)), (self.secret,)), most)
 
 
 def wait_of(headers: Mapping[str, str]) -> float | None:

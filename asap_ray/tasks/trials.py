@@ -7,6 +7,7 @@ then: so a command that was killed goes on where it was, and one that had spent 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.recipe import PLAIN, Recipe
+from asap_ray.redaction import redacted, secrets_of
 from asap_ray.report.answer import Tried
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
@@ -194,7 +196,7 @@ class Trials:
         return replace(job, name=f"trial {wanted.number} {self._bundle(wanted)} {job.name}", timeout_s=limit)
 
     def _ended(self, wanted: Wanted, outcome: Outcome) -> Tried:
-        found = finite(self._tier(wanted).read(outcome))
+        found = without_secrets(finite(self._tier(wanted).read(outcome)))
         cut = found.status == "timeout" and self.clock.over
         if found.status == "timeout":
             found = replace(found, facts={**found.facts, LIMIT: outcome.job.timeout_s})
@@ -249,6 +251,12 @@ def finite(found: Finding) -> Finding:
             reason = f"its {name} is {value}, which is no measurement"
             return replace(found, status="failed", reason=reason, estimate=None, hbm_bytes=None, facts={})
     return found
+
+
+def without_secrets(found: Finding) -> Finding:
+    """The finding, with what a trainer or a compiler wrote free of the secrets of this process."""
+    secrets = secrets_of(os.environ)
+    return replace(found, reason=redacted(found.reason, secrets), output=redacted(found.output, secrets))
 
 
 def key_of(tried: Tried) -> Key:

@@ -7,6 +7,7 @@ import socket
 import time
 import tracemalloc
 from collections.abc import Callable
+from threading import Event
 from typing import Any, Literal
 
 import pytest
@@ -16,6 +17,7 @@ from asap_ray.agents.cascade import Cascade
 from asap_ray.agents.chat import Question, Tool
 from asap_ray.agents.llm import Endpoint, base_url_of, key_of
 from asap_ray.agents.probing import probe
+from asap_ray.agents.replies import Reader
 from asap_ray.agents.spending import Limits
 from asap_ray.agents.wire import recorded
 from asap_ray.errors import AsapError, ConfigError
@@ -230,6 +232,28 @@ def test_a_retry_after_beyond_the_deadline_ends_the_call_at_once():
 
 
 LATE = "timeout: no answer within 0.3 s"
+
+
+def test_a_name_server_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch):
+    asked, done = (
+        Cascade(limits=Limits(model="cheap"), wire=Endpoint(base_url="http://node7/v1", timeout_s=0.1)),
+        Event(),
+    )
+    monkeypatch.setattr("asap_ray.agents.llm.GRACE_S", 0.1)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *args, **kwargs: done.wait() and [])
+    begun = time.monotonic()
+    assert asked.ask(question()).reason.startswith("timeout: ")
+    assert time.monotonic() - begun < 3.0
+    done.set()
+
+
+def test_an_open_port_is_not_reached_by_https(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("asap_ray.agents.llm.FIRST_WAIT_S", 0.001)
+    with LlmServer([says(GOOD)]) as server:
+        wire = Endpoint(base_url=server.base_url.replace("http:", "https:"), key="local-key", timeout_s=5.0)
+        answer = Cascade(limits=Limits(model="cheap"), wire=wire).ask(question())
+        assert not server.bodies
+    assert answer.reason.startswith("unreachable: ConnectError: [SSL")
 
 
 @pytest.mark.parametrize("behaviour", [drips(), drips(headers=False), hangs])
@@ -537,6 +561,18 @@ def test_a_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch, caplog: p
         told = json.dumps([answer.reason, str(answer.value), events(asked), repr(endpoint), repr(asked)])
         assert KEY not in told + caplog.text
         assert "abcdefgh12345678" not in told
+
+
+def test_a_cut_leaves_no_part_of_a_key():
+    key = "local-key-of-no-known-form-0123456789"
+    for start in range(250, 320):
+        assert "local-key" not in Reader(secret=key).words("x" * start + key)
+
+
+def test_what_no_encoding_has_does_not_end_a_run():
+    with LlmServer([says(GOOD)]) as server:
+        assert asker(server).ask(question(user="op \ud800\x00 of a trace")).value == Advice(**GOOD)
+        assert server.bodies[0]["messages"][1]["content"] == "op ?\x00 of a trace"
 
 
 def test_without_a_key_none_is_sent():

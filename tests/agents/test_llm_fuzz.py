@@ -15,8 +15,9 @@ from asap_ray.agents.chat import Question, Tool, ToolCall
 from asap_ray.agents.judging import objects
 from asap_ray.agents.replies import Reader
 from asap_ray.agents.spending import Limits
-from asap_ray.agents.untrusted import clean, delimited, redacted
+from asap_ray.agents.untrusted import clean, delimited
 from asap_ray.agents.wire import Reply, Request, Verdict, recorded
+from asap_ray.redaction import redacted
 
 
 class Move(BaseModel):

@@ -17,7 +17,7 @@ from asap_ray.report.answer import Tried
 from asap_ray.search.blackbox import InOrder, by_roofline
 from asap_ray.search.pool import Pool
 from asap_ray.tasks.loop import ATTEMPTS, FAILURES, Budget, Loop
-from asap_ray.tasks.trials import OUT_OF_TIME, Clock, Trials, Wanted, key_of
+from asap_ray.tasks.trials import OUT_OF_TIME, Clock, Trials, Wanted, key_of, without_secrets
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 from tests.agents.doubles import small_pool
@@ -270,3 +270,11 @@ def test_the_dry_run_tries_nothing(pool: Pool) -> None:
     loop = loop_of(pool, compiler, Slots(), trials=0)
     assert len(loop.first()) == 3
     assert compiler.asked == []
+
+
+def test_what_a_trainer_writes_is_kept_without_the_secrets_of_this_process(pool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    said = "wandb: login with 0123456789abcdef failed; hf_abcdefghijklmnopqrstuvwxyz"
+    found = without_secrets(Finding(plan=pool.plan(0), status="failed", reason=said, output=f"log\n{said}\n"))
+    assert found.reason == "wandb: login with [redacted] failed; [redacted]"
+    assert found.output == f"log\n{found.reason}\n"
