@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import reduce
@@ -26,6 +27,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "doctor": "tell what this machine and its cluster can do, and what to type where they cannot (no model needed)",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "compare": "hold search methods against each other on measured tables, planted faults, or with +model your job",
+        "launch": "write what runs this command on a cluster: KubeRay, Slurm, ray job submit, TPU VMs",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
@@ -34,7 +36,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("nightly", "launch"),
+        "task": ("nightly",),
         "tiers": ("replay",),
         "agents.brain": ("llm", "policy"),
     }
@@ -51,6 +53,8 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "compile.trainer": ("ours", "maxtext"),
         "compare.tasks": ("replay", "planted"),
         "compare.leave_out": ("source", "model"),
+        "launch.target": ("local", "ray_job", "slurm", "kuberay", "gce_tpu"),
+        "launch.task": ("tune", "doctor", "calibrate", "compare", "validate"),
         "workload.optimizer": ("adamw",),
     }
 )
@@ -78,6 +82,9 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "compare.seeds": (1, 10_000),
         "compare.trials": (1, 10_000),
         "compare.truths": (1, 1000),
+        "launch.replicas": (1, 10_000),
+        "launch.cpus": (1, 1024),
+        "launch.memory_gb": (1, 65_536),
         "seed": (0, 2**32 - 1),
         "top": (1, 1000),
     }
@@ -98,6 +105,8 @@ TEXTS = (
         "run.proxy_hardware",
     ),
     *("agents.memory_dir", "llm.base_url", "llm.model", "llm.expert"),
+    *(f"launch.{name}" for name in ("name", "image", "wheel", "results", "storage", "schedule", "time_zone")),
+    *(f"launch.{name}" for name in ("address", "options", "project", "zone")),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
@@ -108,7 +117,7 @@ COMPILING = (
 """Keys that only the compile tier reads, and some of them the run tier."""
 RUNNING = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address", "compile.xla")
 """Those that the run tier reads too."""
-SECONDS = ("compile.timeout_s", "run.timeout_s", "run.seconds")
+SECONDS = ("compile.timeout_s", "run.timeout_s", "run.seconds", "launch.hours")
 COMMANDING = tuple(f"command.{name}" for name in CommandConfig.__dataclass_fields__)
 """Keys that only a trainer of the user's own needs."""
 SHORT: Mapping[str, str] = MappingProxyType(
@@ -128,6 +137,14 @@ MODELS_OF: Mapping[str, str] = {
     "doctor": "it looks at this machine",
 }
 """Where tasks that take no model have theirs from."""
+LAUNCHING: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("storage", "schedule", "time_zone"), ("kuberay",)),
+    **dict.fromkeys(("project", "zone"), ("gce_tpu",)),
+    "address": ("ray_job",),
+    "options": ("slurm",),
+}
+"""Keys that only some targets read."""
+CRON_FIELDS = 5
 MOST_MARGIN = 0.9
 NOT_YET = "not part of this version"
 
@@ -374,6 +391,27 @@ def check_run_dir(config: Config) -> None:
         raise ConfigError("run_dir", config.run_path, f"a folder, but {nearest} cannot be written to")
 
 
+def check_launch(config: Config) -> None:
+    """What only task=launch reads needs that task, and each target has keys of its own."""
+    given, plain = asdict(config.launch), asdict(Config().launch)
+    if config.task != "launch":
+        if key := next((name for name in given if given[name] != plain[name]), None):
+            raise ConfigError(f"launch.{key}", given[key], "only with task=launch")
+        return
+    for key, targets in LAUNCHING.items():
+        if given[key] != plain[key] and given["target"] not in targets:
+            raise ConfigError(f"launch.{key}", given[key], f"only with launch.target={' or '.join(targets)}")
+    if given["schedule"] is not None and len(given["schedule"].split()) != CRON_FIELDS:
+        raise ConfigError("launch.schedule", given["schedule"], "five fields as cron has them, such as 0 1 * * *")
+    if given["name"] is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", given["name"]):
+        allowed = "a name of at most 40 small letters, digits and dashes, with a letter first"
+        raise ConfigError("launch.name", given["name"], allowed)
+    if given["target"] == "gce_tpu" and (missing := next((key for key in ("project", "zone") if not given[key]), None)):
+        raise ConfigError(f"launch.{missing}", None, f"with launch.target=gce_tpu, the {missing} of Google Cloud")
+    if config.ray.address is not None:
+        raise ConfigError("ray.address", config.ray.address, "left out: the job finds the cluster that it is on")
+
+
 def check_tables(config: Config) -> None:
     """A list of tables names at least one."""
     given = {"validate": config.validate, "calibrate": config.calibrate, "compare": config.compare}
@@ -399,6 +437,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_search,
     check_compare,
     check_show,
+    check_launch,
     check_run_dir,
 )
 

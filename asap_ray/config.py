@@ -17,7 +17,7 @@ from typing import Any
 
 MODEL_FREE = ("validate", "calibrate", "show", "export", "doctor")
 """Tasks that need neither a model nor hardware."""
-TUNING = ("tune", "doctor")
+TUNING = ("tune", "doctor", "launch")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
@@ -296,6 +296,39 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """Where task=launch sends the command."""
+
+    target: str = field(default="kuberay", metadata=_help("what the files are for"))
+    task: str = field(default="tune", metadata=_help("the task that runs there"))
+    name: str | None = field(default=None, metadata=_help("name of the job; null is made of model and hardware"))
+    image: str | None = field(default=None, metadata=_help("the container image, as built by the Containerfile"))
+    wheel: str | None = field(default=None, metadata=_help("a wheel of asap_ray; null builds one of this checkout"))
+    results: str | None = field(
+        default=None, metadata=_help("the run directory there; null is /results, or a folder beside the files")
+    )
+    storage: str | None = field(
+        default=None, metadata=_help("kuberay: the PersistentVolumeClaim of the run directory; null keeps nothing")
+    )
+    hours: float = field(default=12.0, metadata=_help("hours after which the cluster ends the job"))
+    schedule: str | None = field(
+        default=None, metadata=_help("kuberay: when to run it again, as cron has it: 0 1 * * * is one at night")
+    )
+    time_zone: str | None = field(default=None, metadata=_help("of the schedule, such as Europe/Zurich; null is UTC"))
+    replicas: int = field(default=1, metadata=_help("how many of each slice there are, for trials side by side"))
+    cpus: int = field(default=8, metadata=_help("cores of the head, which compiles; of each node with slurm"))
+    memory_gb: int = field(default=32, metadata=_help("memory of the same"))
+    address: str = field(
+        default="http://127.0.0.1:8265", metadata=_help("ray_job: where the cluster's dashboard answers")
+    )
+    options: list[str] = field(
+        default_factory=list, metadata=_help("slurm: further options of sbatch: [--partition=gpu,--account=me]")
+    )
+    project: str | None = field(default=None, metadata=_help("gce_tpu: the Google Cloud project"))
+    zone: str | None = field(default=None, metadata=_help("gce_tpu: the zone, such as us-east5-a"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One command: everything that a task needs, checked."""
 
@@ -340,6 +373,7 @@ class Config:
     command: CommandConfig = field(default_factory=CommandConfig)
     run: RunConfig = field(default_factory=RunConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
@@ -357,13 +391,16 @@ class Config:
     config_dir: str | None = field(
         default=None, metadata=_help("a folder of your own laid out as conf/: model/, stack/, hardware/, xla/")
     )
+    words: list[str] = field(default_factory=list)
+    """What it was composed of, as typed; no key of the command line."""
 
     @property
     def needs_model(self) -> bool:
         """Whether a model must be named: a trace may be explained by itself, and a baseline may be a job that says its
         model."""
         explains = self.task == "explain" and self.profile is not None
-        return self.task not in (*MODEL_FREE, "compare") and not explains and self.baseline is None
+        task = self.launch.task if self.task == "launch" else self.task
+        return task not in (*MODEL_FREE, "compare") and not explains and self.baseline is None
 
     @property
     def compiles(self) -> bool:

@@ -56,6 +56,7 @@ RAW_TEXT = (
     "llm.base_url",
     "llm.model",
     "llm.expert",
+    *("launch.wheel", "launch.results", "launch.schedule", "launch.image", "launch.address", "launch.time_zone"),
     "model.hf_config",
 )  # taken as typed: paths and plans need no quotes
 WRAPPED = (
@@ -71,8 +72,12 @@ WRAPPED = (
     "compile.xla",
     "command.args",
     "command.env",
+    "launch.options",
 )  # one item may be given without brackets
-RAW_LISTS = ("command.args",)  # its items are words of another program, with signs that mean something to Hydra
+RAW_LISTS = (
+    "command.args",
+    "launch.options",
+)  # its items are words of another program, with signs that mean something to Hydra
 MAX_WORD = 10_000
 _ITEM = re.compile(r"\s*('[^']*'|\"[^\"]*\"|[^,]+)\s*,?")
 
@@ -88,6 +93,8 @@ class Word(NamedTuple):
 def all_keys(owner: Any = Config, prefix: str = "") -> Iterator[str]:
     """Every dotted key of the configuration, sections included."""
     for field in dataclasses.fields(owner):
+        if field.name == "words" and owner is Config:
+            continue
         yield prefix + field.name
         if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
             yield from all_keys(field.default_factory, f"{prefix}{field.name}.")
@@ -167,7 +174,7 @@ def configure(words: Sequence[str]) -> Config:
     if not config.model and config.needs_model:
         names = ", ".join(setting_files("model", config_dir))
         raise ConfigError("+model", "", f"a model is needed: one of {names}; or +model.hf_config=PATH of a config.json")
-    return _placed(check(config), parsed)
+    return _placed(check(dataclasses.replace(config, words=list(words))), parsed)
 
 
 def _placed(config: Config, words: Sequence[Word]) -> Config:

@@ -96,6 +96,8 @@ def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str
     """Key, default and meaning of every key that does something in this version."""
     for field in dataclasses.fields(owner):
         key, factory = prefix + field.name, field.default_factory
+        if owner is Config and field.name == "words":
+            continue
         if "help" not in field.metadata:
             assert isinstance(factory, type)
             yield from _keys(factory, f"{key}.")

@@ -54,10 +54,14 @@ BESIDE = {
     "fitting": (("fitting",), PURE | {"interchange", "tiers", "executor"}),
     "contest": (("contest",), {*CHAIN, "stores", "settings"}),
     "report": (("report",), PURE | {"stores", "interchange", "fitting", "tiers", "contest"}),
+    "launch": (("launch",), {"errors", "values"}),
     "config": (("config",), {"errors"}),
     "settings": (("settings",), {"errors"}),
     "border": (("checks", "overrides", "usage"), VALUES | {"config", "settings"}),
-    "tasks": (("tasks",), {*CHAIN, "stores", "interchange", "fitting", "contest", "report", "config", "settings"}),
+    "tasks": (
+        ("tasks",),
+        {*CHAIN, "stores", "interchange", "fitting", "contest", "report", "launch", "config", "settings"},
+    ),
     "entry": (("__main__",), {"errors", "config", "border", "tasks"}),
 }
 LAYER_OF = {name: layer for layer, names in CHAIN.items() for name in names} | {

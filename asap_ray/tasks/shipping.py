@@ -1,0 +1,126 @@
+"""What of the user's own a command needs elsewhere: its words with their files beside it, and asap_ray as a wheel.
+
+The wheel is shipped, not the working tree: nothing goes along that git ignores, nothing that lies about, and conf/ and
+knowledge/ are in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from asap_ray.config import Config
+from asap_ray.errors import AsapError, ConfigError
+from asap_ray.settings import data_dir
+
+INPUTS = "inputs"
+FILES = ("model.hf_config", "baseline", "command.script")
+"""Keys whose values may be the path of a file of the user's."""
+LISTS = ("validate.tables", "calibrate.tables")
+OURS = ("task", "run_dir", "ray.address", "output")
+"""Keys that the launched command has values of its own for."""
+BUILD_S = 600
+PINNED = ("ray", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "flax", "optax", "optuna", "numpy")
+
+
+def shipped_words(config: Config) -> tuple[tuple[str, ...], dict[str, bytes]]:
+    """The words of the command to launch, and the user's files that they name, by their paths in `inputs/`.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    files: dict[str, bytes] = {}
+    found = [f"task={config.launch.task}"] if config.launch.task != "tune" else []
+    for word in config.words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in OURS or key.startswith("launch."):
+            continue
+        found.append(_shipped(config, key, value, word, files))
+    return tuple(found), files
+
+
+def _shipped(config: Config, key: str, value: str, word: str, files: dict[str, bytes]) -> str:
+    if key == "config_dir" and config.config_dir is not None:
+        for path in sorted(Path(config.config_dir).rglob("*.yaml")):
+            files[f"conf/{path.relative_to(config.config_dir)}"] = _read(key, path)
+        return f"config_dir={INPUTS}/conf"
+    path = Path(os.path.expanduser(value.strip("'\"")))
+    if key in FILES and path.is_file():
+        files[f"{key}/{path.name}"] = _read(key, path)
+        return f"{key}={INPUTS}/{key}/{path.name}"
+    if key in LISTS and value != "null":
+        tables = (config.validate if key.startswith("validate") else config.calibrate).tables or []
+        for table in tables:
+            files[f"{key}/{Path(table).name}"] = _read(key, Path(table))
+        return f"{key}=[{','.join(f'{INPUTS}/{key}/{Path(table).name}' for table in tables)}]"
+    return f"+{word}" if key == "model" and not word.startswith("+") else word
+
+
+def _read(key: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(key, path, f"a file that can be read ({error.strerror or error})") from error
+
+
+def wheel_of(config: Config, folder: Path) -> Path:
+    """The wheel of asap_ray in a folder: the one that was given, or one built of the checkout that runs now.
+
+    Raises:
+        ConfigError: the file that was given is none.
+        AsapError: this is no checkout, or the wheel cannot be built.
+    """
+    given = config.launch.wheel
+    if given is not None:
+        path = Path(os.path.expanduser(given))
+        if path.suffix != ".whl" or not zipfile.is_zipfile(path):
+            raise ConfigError("launch.wheel", given, "the path of a wheel, asap_ray-….whl")
+        (folder / path.name).write_bytes(path.read_bytes())
+        return folder / path.name
+    root = data_dir("conf").parent
+    if not (root / "pyproject.toml").is_file():
+        text = "the path of a wheel of asap_ray: only a checkout can build its own (pip wheel --no-deps)"
+        raise ConfigError("launch.wheel", None, text)
+    return _built(root, folder)
+
+
+def _built(root: Path, folder: Path) -> Path:
+    """With the backend that is installed here where there is one, so that no network is needed."""
+    isolated = [] if _installed("hatchling") is None else ["--no-build-isolation"]
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        argv = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", *isolated, "-w", place, str(root)]
+        try:
+            ended = subprocess.run(argv, capture_output=True, text=True, timeout=BUILD_S, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise AsapError(f"no wheel can be built: {error}; launch.wheel=PATH takes one") from error
+        built = next(Path(place).glob("*.whl"), None)
+        if built is None:
+            last = (ended.stderr or ended.stdout).strip().splitlines()[-1:]
+            raise AsapError(f"no wheel can be built: {' '.join(last)}; launch.wheel=PATH takes one")
+        return built.rename(folder / built.name)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def constraints() -> str:
+    """The versions of this machine that figures depend on, for pip on the cluster."""
+    return "".join(f"{name}=={found}\n" for name in PINNED if (found := _installed(name)) is not None)
+
+
+def unpacked(wheel: Path) -> Iterator[tuple[str, bytes]]:
+    """The files of a wheel by their paths: of pure Python, they are an installed package as they lie."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if not name.endswith("/"):
+                yield name, archive.read(name)
