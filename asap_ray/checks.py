@@ -296,8 +296,11 @@ def check_run(config: Config) -> None:
     trials = [name for name in ("compile", "run", "command") if name in config.tiers]
     if config.measures and config.task not in TUNING:
         raise ConfigError("tiers", trials[-1], f"for task=tune; task={config.task} runs nothing")
-    if config.measures and len(trials) > 1:
-        raise ConfigError("tiers", config.tiers, f"one that trials go through, of {', '.join(trials)}")
+    if config.runs and config.commands:
+        raise ConfigError("tiers", config.tiers, "one of run and command: each measures another trainer")
+    if config.cascades and config.runs == (config.compile.trainer != Config().compile.trainer):
+        wanted = "with tiers=[compile,run] ours, with tiers=[compile,command] maxtext: what is compiled is what runs"
+        raise ConfigError("compile.with", config.compile.trainer, wanted)
     if not config.measures and config.run != Config().run:
         given, plain = asdict(config.run), asdict(Config().run)
         key = next(name for name in given if given[name] != plain[name])

@@ -21,6 +21,8 @@ TUNING = ("tune", "doctor", "launch")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
+MEASURING = ("run", "command")
+"""Tiers whose trials are timed by a clock."""
 RUNS = 12
 """Plans that are run where the run or the command tier is asked for and no budget is given."""
 AUTO_MINUTES = 5.0
@@ -361,7 +363,7 @@ class Config:
             "where figures come from: with [roofline,compile] plans go through the chip's own compiler, with "
             "[roofline,run] they are trained for a few steps, with [roofline,command] by your own trainer; auto is "
             "roofline, and compile too where that compiler is "
-            "installed"
+            "installed; with [roofline,compile,run] the best that were compiled are run first"
         ),
     )
     agents: AgentsConfig = field(default_factory=AgentsConfig)
@@ -421,6 +423,11 @@ class Config:
     def measures(self) -> bool:
         """Whether trials are timed by a clock."""
         return self.runs or self.commands
+
+    @property
+    def cascades(self) -> bool:
+        """Whether plans are compiled first, and the best of them timed."""
+        return "compile" in self.tiers and self.measures
 
     @property
     def may_compile(self) -> bool:

@@ -29,6 +29,8 @@ CORES = "cores"
 """Among the seconds of a compilation: those of all cores together, which is no step of it."""
 FLAGS = "flags"
 """The author of trials after a search: the best plans with each further bundle of compiler flags."""
+COMPILER = "compiler"
+"""What plans are counted under that a compiler found not to fit, where others of its plans are run."""
 TRIAL_ENDS = ("complete", "pruned", "infeasible", "failed", "timeout")
 
 
@@ -168,7 +170,8 @@ class SliceAnswer:
 
     `sample` holds columns of up to a few thousand plans for the map of the space: step_time_s, floor_s, hbm_bytes,
     fits, remat, micro_batch and the six mesh axes, each of shape [plans]. `certificate` bounds how much faster than the
-    best another plan can be. All of these are the roofline's; `searched` is what a compiler said then.
+    best another plan can be. All of these are the roofline's; `searched` is what trials said then, and `compiled` what
+    the compiler had said before, where the best of its plans were run.
     """
 
     slice: Slice
@@ -183,6 +186,17 @@ class SliceAnswer:
     sample: Mapping[str, np.ndarray] = field(default_factory=dict)
     certificate: Certificate | None = None
     searched: Searched | None = None
+    compiled: Searched | None = None
+
+    @property
+    def searches(self) -> tuple[Searched, ...]:
+        """All searches on this slice, in their order."""
+        return tuple(each for each in (self.compiled, self.searched) if each is not None)
+
+    @property
+    def trials(self) -> tuple[Tried, ...]:
+        """All trials on this slice, by number."""
+        return tuple(trial for each in self.searches for trial in each.trials)
 
     @property
     def priced(self) -> Estimate | None:
@@ -190,9 +204,20 @@ class SliceAnswer:
         return self.ranked[0] if self.ranked else None
 
     @property
+    def telling(self) -> Searched | None:
+        """The last search in which a plan worked."""
+        return next((each for each in reversed(self.searches) if each.best), None)
+
+    @property
     def proven(self) -> Estimate | None:
-        """The compiler's fastest plan, where one has compiled."""
-        best = self.searched.best if self.searched else None
+        """The fastest plan by trials, where one has worked."""
+        found = self.telling
+        if found is None or found.best is None:
+            return None
+        failed = (
+            {each.finding.plan for each in self.searched.trials if self.searched is not found} if self.searched else ()
+        )
+        best = next((each for each in found.ranked if each.finding.plan not in failed), None) if failed else found.best
         return best.finding.estimate if best else None
 
     @property
@@ -202,8 +227,7 @@ class SliceAnswer:
 
     def _may_fit(self, plan: Plan) -> bool:
         """Whether no compiler has found that a plan does not fit, on whichever of its layouts."""
-        trials = self.searched.trials if self.searched else ()
-        too_big = {replace(each.finding.plan, layout=()) for each in trials if each.finding.status == "infeasible"}
+        too_big = {replace(each.finding.plan, layout=()) for each in self.trials if each.finding.status == "infeasible"}
         return replace(plan, layout=()) not in too_big
 
     @property

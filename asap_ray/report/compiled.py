@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asap_ray.report import sentences, units
-from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
+from asap_ray.report.answer import COMPILER, Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.observed import observed_facts
 from asap_ray.report.outline import Block, Grid, ranking
 from asap_ray.report.told import words_of
@@ -37,8 +37,8 @@ def compiled_blocks(answer: Answer) -> Iterator[Block]:
     if len(answer.slices) > 1 and any(one.proven for one in answer.slices):
         yield ranking(answer)
     for one in answer.by_step_time:
-        if one.searched is not None:
-            yield from slice_blocks(answer, one, one.searched)
+        for found in one.searches:
+            yield from slice_blocks(answer, one, found)
 
 
 def slice_blocks(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[Block]:
@@ -46,7 +46,7 @@ def slice_blocks(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[
     words, where = words_of(found.source), one.slice.name
     on = "for" if found.source == "compile" else "on"
     if found.ranked:
-        yield Block(title=f"{words.done.capitalize()} {on} {where}", grid=compiled_grid(found))
+        yield Block(title=f"{words.done.capitalize()} {on} {where}", grid=compiled_grid(found, before_of(one, found)))
     if found.unfinished:
         yield Block(title=f"{words.undone.capitalize()} {on} {where}", grid=unfinished_grid(found))
     if found.flagged:
@@ -59,14 +59,38 @@ def slice_blocks(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[
     yield Block(title=title, facts=tuple(facts), strong=found.best is not None)
 
 
-def compiled_grid(found: Searched) -> Grid:
-    """The plans that compiled, fastest first, each figure beside the roofline's."""
-    header = ("#", "step", "likely", "roofline", "memory", "roofline", "took", "plan")
-    rows = tuple(
-        (str(place), *_times(each), *_memories(each), took(each), each.roofline.plan.line)
-        for place, each in enumerate(found.ranked, start=1)
-    )
-    return Grid(header=header, rows=rows, words=("plan",))
+def before_of(one: SliceAnswer, found: Searched) -> Searched | None:
+    """What the compiler had said before a search through another tier; None where it had not."""
+    return one.compiled if found is one.searched else None
+
+
+def compiled_grid(found: Searched, before: Searched | None = None) -> Grid:
+    """The plans that worked, fastest first, beside the roofline, and beside the compiler where it came before."""
+    compiler = ("compiler",) if before else ()
+    header = ("#", "step", "likely", "roofline", *compiler, "memory", "roofline", *compiler, "took", "plan")
+    rows = []
+    for place, each in enumerate(found.ranked, start=1):
+        times, memories = _times(each), _memories(each)
+        if before:
+            times, memories = (*times, _compilers_step(each, before)), (*memories, _compilers_memory(each, before))
+        rows.append((str(place), *times, *memories, took(each), each.roofline.plan.line))
+    return Grid(header=header, rows=tuple(rows), words=("plan",))
+
+
+def _compilers_step(each: Tried, before: Searched) -> str:
+    said = before.of(each.finding.plan, before.base)
+    if said is None or said.finding.estimate is None or each.finding.estimate is None:
+        return units.DASH
+    step = said.finding.estimate.step_time_s
+    return f"{units.seconds(step)} ({100 * (each.finding.estimate.step_time_s / step - 1):+.1f}%)"
+
+
+def _compilers_memory(each: Tried, before: Searched) -> str:
+    said = before.of(each.finding.plan, before.base)
+    if said is None or not said.finding.hbm_bytes:
+        return units.DASH
+    change = f" ({100 * (now / said.finding.hbm_bytes - 1):+.1f}%)" if (now := each.finding.hbm_bytes) else ""
+    return f"{units.gigabytes(said.finding.hbm_bytes)}{change}"
 
 
 def confirmed_grid(found: Searched) -> Grid:
@@ -197,8 +221,10 @@ def closing_facts(answer: Answer, found: Searched) -> Iterator[tuple[str, str]]:
 
 def refused_words(found: Searched) -> str:
     """Why plans that fit were not tried, with how many."""
-    rules = sorted(((name, n) for name, n in found.refused.items() if name != "memory"), key=lambda pair: -pair[1])
+    ours = ((name, n) for name, n in found.refused.items() if name not in ("memory", COMPILER))
+    rules = sorted(ours, key=lambda pair: -pair[1])
     words = [f"{n} plans, for which our trainer would not fit"] if (n := found.refused.get("memory")) else []
+    words += [f"{n} plans that do not fit by the compiler"] if (n := found.refused.get(COMPILER)) else []
     if rules:
         told = ", ".join(f"{name} {n}" for name, n in rules)
         words.insert(0, f"plans that our trainer has no program for, by rule: {told}")

@@ -33,23 +33,27 @@ def plan_id(plan: Plan) -> str:
 def records(answer: Answer) -> list[dict[str, Any]]:
     """One flat record a plan, with units in the names of its figures; what is not known is None.
 
-    Plans that were compiled come first, with the compiler's figures and, under `roofline_`, the roofline's; so a plan's
-    place rests on the best evidence there is for it. What a compiler could not compile has no place.
+    Plans that were run come first, then those that were compiled, with the figures of their trial and, under
+    `roofline_`, the roofline's; so a plan's place rests on the best evidence there is for it. What no trial came
+    through with has no place.
     """
-    compiled, priced, missing = [], [], []
+    run, compiled, priced, missing = [], [], [], []
     for each in answer.slices:
         told = dict(zip((priced.plan for priced in each.ranked), each.reasons, strict=False))
-        tried = {found.finding.plan for found in each.searched.trials} if each.searched else set()
-        for found in each.searched.trials if each.searched else ():
-            record = _compiled_record(each, found, told.get(found.finding.plan))
-            (compiled if found.finding.estimate else missing).append(record)
+        tried = set()
+        for searched, places in ((each.searched, run), (each.compiled, compiled)):
+            trials = [found for found in searched.trials if found.finding.plan not in tried] if searched else []
+            for found in trials:
+                record = _compiled_record(each, found, told.get(found.finding.plan))
+                (places if found.finding.estimate else missing).append(record)
+            tried |= {found.finding.plan for found in trials}
         priced += [_record(each, found, told.get(found.plan)) for found in each.ranked if found.plan not in tried]
         missing += [_record(each, found, None) for found in each.too_big]
-    for records_ in (compiled, priced, missing):
+    for records_ in (run, compiled, priced, missing):
         records_.sort(key=lambda record: record["step_time_s"])
-    for rank, record in enumerate(compiled + priced, start=1):
+    for rank, record in enumerate(run + compiled + priced, start=1):
         record["rank"] = rank
-    return finite(compiled + priced + missing)
+    return finite(run + compiled + priced + missing)
 
 
 def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> dict[str, Any]:

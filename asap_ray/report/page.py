@@ -104,11 +104,11 @@ def cards(answer: SliceAnswer) -> list[tuple[str, str, str]]:
 
 def compiled(answer: Answer, one: SliceAnswer) -> list[dict[str, Any]]:
     """What a compiler said of the best plans, as titled facts and tables; none where none was asked."""
-    if one.searched is None:
-        return []
-    blocks = [*slice_blocks(answer, one, one.searched)]
-    if one.searched.observed is not None:
-        blocks += observed_blocks(one.searched.observed)
+    blocks = []
+    for found in one.searches:
+        blocks += slice_blocks(answer, one, found)
+        if found.observed is not None:
+            blocks += observed_blocks(found.observed)
     return [_shown_block(each) for each in blocks]
 
 
@@ -118,15 +118,14 @@ def _shown_block(block: Block) -> dict[str, Any]:
 
 def search(one: SliceAnswer) -> dict[str, Any]:
     """How the search went: its rounds, which a reader opens one by one, and the tables about all of them."""
-    found = one.searched
-    rounds = found.rounds if found else ()
-    names = [f"Round {each.number}" for each in rounds]
+    rounds = [(found, each) for found in one.searches for each in found.rounds]
+    several = len({found.source for found, _ in rounds}) > 1
+    names = [f"Round {each.number}{f', {found.source}' if several else ''}" for found, each in rounds]
     blocks = list(search_blocks(one))
     return {
         "rounds": [
             {**_shown_block(block), "title": name, "head": round_words(each, found)}
-            for block, name, each in zip(blocks, names, rounds, strict=False)
-            if found
+            for block, name, (found, each) in zip(blocks, names, rounds, strict=False)
         ],
         "tables": [_shown_block(each) for each in blocks[len(rounds) :]],
     }

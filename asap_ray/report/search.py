@@ -9,8 +9,8 @@ from typing import Any
 
 from asap_ray.diagnosis import Diagnosis, diagnose, diagnose_observed
 from asap_ray.report import sentences, units
-from asap_ray.report.answer import FLAGS, Searched, SliceAnswer, Tried
-from asap_ray.report.compiled import NOT_COMPILED
+from asap_ray.report.answer import COMPILER, FLAGS, Searched, SliceAnswer, Tried
+from asap_ray.report.compiled import NOT_COMPILED, before_of
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.rounds import Proposed, Round
 
@@ -24,17 +24,21 @@ MASKS = {
 
 def search_blocks(one: SliceAnswer) -> Iterator[Block]:
     """Everything that was decided on a slice; none where no agents searched."""
-    found = one.searched
-    if found is None:
-        return
-    for each in found.rounds:
-        yield round_block(each, found, one.slice.name)
+    for found in one.searches:
+        for each in found.rounds:
+            yield round_block(each, found, one.slice.name)
+    for found in one.searches:
+        yield from _tables(one, found)
+
+
+def _tables(one: SliceAnswer, found: Searched) -> Iterator[Block]:
+    """Who removed what in a search, its profiles, and how good predictions were."""
     if rows := closed_rows(found):
         grid = Grid(header=("by", "what", "plans", "why"), rows=tuple(rows), words=("by", "what", "why"))
         yield Block(title=f"What the trainer and agents removed on {one.slice.name}", grid=grid)
     if grid := profile_grid(found):
         yield Block(title=f"Profiles of the trials on {one.slice.name}", grid=grid)
-    if rows := accuracy_rows(found):
+    if rows := accuracy_rows(found, before_of(one, found)):
         header = (
             "figure",
             "predicted by",
@@ -128,7 +132,8 @@ def diagnosis_of(tried: Tried) -> Diagnosis | None:
     """What bounds a trial's step, by its profile where there is one."""
     if tried.observed is not None:
         return diagnose_observed(tried.observed)
-    return diagnose(tried.finding.estimate) if tried.finding.estimate else None
+    estimate = tried.finding.estimate
+    return diagnose(estimate) if estimate and estimate.time_parts else None  # a clock alone tells no parts
 
 
 def open_words(each: Round) -> str:
@@ -141,9 +146,8 @@ def closed_rows(found: Searched) -> list[tuple[str, str, str, str]]:
     """Who took how many legal plans out that fit, and why: our trainer, the agents."""
     program = "asap_ray's trainer has no program"
     held = "fits on its stack, not in asap_ray's trainer, by the roofline"
-    rows = [
-        ("trainer", rule, units.count(n), program if rule != "memory" else held) for rule, n in found.refused.items()
-    ]
+    by_rule = {"memory": held, COMPILER: "does not fit, by the compiler's count"}
+    rows = [("trainer", rule, units.count(n), by_rule.get(rule, program)) for rule, n in found.refused.items()]
     refusals = Counter((each["author"], _kind(each["reason"])) for one in found.rounds for each in one.refusals)
     rows += [("verifier", f"proposals of {name}", units.count(n), reason) for (name, reason), n in refusals.items()]
     if found.rounds:
@@ -187,8 +191,8 @@ def profile_grid(found: Searched) -> Grid | None:
     return Grid(header=header, rows=tuple(rows), words=("costliest op", "plan")) if rows else None
 
 
-def accuracy_rows(found: Searched) -> list[tuple[str, ...]]:
-    """How well each tier and the agents foretold what trials came to."""
+def accuracy_rows(found: Searched, before: Searched | None = None) -> list[tuple[str, ...]]:
+    """How well the roofline, the compiler where it came `before`, and the agents foretold what trials came to."""
     done = [each for each in found.trials if each.finding.estimate is not None and each.bundle == found.base]
     if not done:
         return []
@@ -199,6 +203,7 @@ def accuracy_rows(found: Searched) -> list[tuple[str, ...]]:
         ("step", "roofline", *_errors(steps), units.percent(sum(inside) / len(inside))),
         *([("memory", "roofline", *_errors(memory), units.DASH)] if memory else []),
     ]
+    rows += _compilers_rows(done, before) if before else []
     trials = {each.number: each for each in done}
     made = [each for one in found.rounds for each in one.proposed if each.expected_s and each.trial in trials]
     if made:
@@ -207,6 +212,19 @@ def accuracy_rows(found: Searched) -> list[tuple[str, ...]]:
         held = units.percent(sum(judged) / len(judged)) if judged else units.DASH
         rows.append(("step", "agents, as trials correct it", *_errors(expected), held))
     return rows
+
+
+def _compilers_rows(done: Sequence[Tried], before: Searched) -> list[tuple[str, ...]]:
+    """How well the compiler foretold the steps, and the memory, of what ran after it."""
+    pairs = [(said, each) for each in done if (said := before.of(each.finding.plan, before.base))]
+    timed = [(said.finding.estimate, _step(each)) for said, each in pairs if said.finding.estimate]
+    held = [(a, b) for said, each in pairs if (a := said.finding.hbm_bytes) and (b := each.finding.hbm_bytes)]
+    rows = []
+    if timed:
+        inside = [low <= step <= high for (low, high), step in ((said.interval_s, step) for said, step in timed)]
+        steps = [(said.step_time_s, step) for said, step in timed]
+        rows.append(("step", "the compiler", *_errors(steps), units.percent(sum(inside) / len(inside))))
+    return rows + ([("memory", "the compiler", *_errors(held), units.DASH)] if held else [])
 
 
 def _step(tried: Tried) -> float:

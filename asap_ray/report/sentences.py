@@ -48,7 +48,7 @@ NOTES: Mapping[str, str] = {"compile": COMPILED_ONLY, "run": MEASURED, "command"
 
 def note(slices: Sequence[SliceAnswer]) -> str:
     """What the figures of an answer are worth."""
-    return next((NOTES[one.searched.source] for one in slices if one.searched and one.proven), NO_TRIAL)
+    return next((NOTES[one.telling.source] for one in slices if one.telling), NO_TRIAL)
 
 
 def workload_line(workload: Workload) -> str:

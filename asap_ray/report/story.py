@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.certified import certificate_facts
-from asap_ray.report.compiled import NOT_COMPILED, took, why
+from asap_ray.report.compiled import NOT_COMPILED, confirmed_grid, took, why
 from asap_ray.report.outline import Block, Grid, heading, space
 from asap_ray.report.scenario import told_blocks
 from asap_ray.report.search import search_blocks
-from asap_ray.report.summary import estimate_fields, finite, space_fields, tried_fields
+from asap_ray.report.summary import confirmed_fields, estimate_fields, finite, space_fields, tried_fields
 
 FINISHED, FAILED, OPEN = "finished", "failed", "open"
 
@@ -45,10 +45,14 @@ class Story:
     scenario: Mapping[str, Any] | None = None
 
     def best(self, one: SliceAnswer) -> Tried | None:
-        """The fastest trial of a slice, of this run or of an earlier one."""
+        """The fastest trial of a slice, of this run or of an earlier one; steps of two tiers are not held against each
+        other, and what has run speaks before what was compiled."""
+        now = one.telling
         earlier = [each for each in self.earlier if each.where == one.slice.name]
-        now = one.searched.trials if one.searched else ()
-        return Searched(base="", trials=(*now, *earlier)).best
+        if now is None:
+            return Searched(base="", trials=tuple(earlier)).best
+        more = [each for each in earlier if each.finding.source == now.source]
+        return replace(now, trials=(*now.trials, *more)).best
 
     def running_on(self, one: SliceAnswer) -> list[Mapping[str, Any]]:
         """Trials of a slice without an outcome."""
@@ -64,8 +68,11 @@ def story_blocks(story: Story) -> Iterator[Block]:
     for one in answer.slices if answer else ():
         yield space(one)
         yield from search_blocks(one)
-        if one.searched and one.searched.trials:
-            yield Block(title=f"Trials on {one.slice.name}", grid=trials_grid(one.searched.trials))
+        if one.trials:
+            yield Block(title=f"Trials on {one.slice.name}", grid=trials_grid(one.trials))
+        if one.searched and one.searched.confirmed:
+            title = f"Once more on {one.slice.name}, alone and in turns"
+            yield Block(title=title, grid=confirmed_grid(one.searched))
         yield from told_blocks(story.scenario) if story.scenario else ()
         yield Block(title=f"So far on {one.slice.name}", facts=tuple(_best_facts(story, one)), strong=True)
 
@@ -104,8 +111,9 @@ def _best_facts(story: Story, one: SliceAnswer) -> Iterator[tuple[str, str]]:
         yield "running" if story.state == OPEN else "lost", f"trial {each['trial']}: {each['plan']}"
     if earlier := [each for each in story.earlier if each.where == one.slice.name]:
         yield "earlier", f"{len(earlier)} trials of earlier runs, which this one has not come to"
-    if one.searched and one.searched.stopped:
-        yield "stopped", one.searched.stopped
+    for each in one.searches:
+        if each.stopped:
+            yield "stopped", each.stopped
     yield from certificate_facts(one)[:2]
 
 
@@ -118,7 +126,7 @@ def trials_grid(trials: tuple[Tried, ...]) -> Grid:
         rows.append(
             (
                 *(str(each.number), each.author, each.bundle),
-                "complete" if now else NOT_COMPILED[each.finding.status],
+                "complete" if now and each.finding.status == "complete" else NOT_COMPILED[each.finding.status],
                 units.seconds(now.step_time_s if now else None),
                 units.seconds(each.roofline.step_time_s),
                 units.gigabytes(each.finding.hbm_bytes),
@@ -144,19 +152,20 @@ def story_fields(story: Story) -> dict[str, Any]:
 
 
 def _slice_fields(story: Story, one: SliceAnswer) -> dict[str, Any]:
-    found, best = one.searched, story.best(one)
+    best, found = story.best(one), one.searched
     earlier = [each for each in story.earlier if each.where == one.slice.name]
     return {
         "slice": one.slice.name,
         "space": space_fields(one),
         "priced": estimate_fields(one.priced),
         "best": estimate_fields(best.finding.estimate if best else one.best),
-        "rounds": [asdict(each) for each in found.rounds] if found else [],
-        "trials": [_trial_fields(each) for each in found.trials] if found else [],
+        "rounds": [asdict(each) for search in one.searches for each in search.rounds],
+        "trials": [_trial_fields(each) for each in one.trials],
         "running": [{"trial": each["trial"], "plan": each["plan"]} for each in story.running_on(one)],
         "earlier": [_trial_fields(each) for each in earlier],
         "refused": dict(found.refused) if found else {},
         "stopped": found.stopped if found else "",
+        "confirmed": confirmed_fields(found),
     }
 
 

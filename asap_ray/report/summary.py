@@ -17,6 +17,7 @@ import numpy as np
 from asap_ray.diagnosis import diagnose_observed
 from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.certified import certificate_fields
+from asap_ray.step_times import gain
 
 if TYPE_CHECKING:
     from asap_ray.observation import Observation
@@ -50,6 +51,8 @@ def summary(answer: Answer) -> dict[str, Any]:
     }
     if winner.searched is not None:
         found["searched"] = searched_fields(winner.searched)
+    if winner.compiled is not None:
+        found["compiled"] = searched_fields(winner.compiled)
     if len(answer.slices) > 1:
         found["hardware_ranking"] = hardware_ranking(answer)
     return finite(found)
@@ -92,8 +95,22 @@ def searched_fields(found: Searched | None) -> dict[str, Any] | None:
         "stopped": found.stopped,
         "refused": dict(found.refused),
         "observed": observed_fields(found.observed),
+        "confirmed": confirmed_fields(found),
         "plans": [tried_fields(each) | {"no_op": found.no_op(each)} for each in found.trials],
     }
+
+
+def confirmed_fields(found: Searched | None) -> list[dict[str, Any]]:
+    """What was run again at the end, with the gain over the baseline and its interval; empty where nothing was."""
+    base = next((each for each in found.confirmed if each.baseline), None) if found else None
+    if found is None or base is None:
+        return []
+    fields = []
+    for each in found.confirmed:
+        share, ends = gain(base.steps_s, each.steps_s, each.spread) if each is not base else (0.0, (0.0, 0.0))
+        told = {"plan": each.plan.line, "baseline": each is base, "steps_s": list(each.steps_s)}
+        fields.append(told | {"step_time_s": each.pooled[0], "gain": share, "gain_interval": list(ends)})
+    return fields
 
 
 def tried_fields(each: Tried) -> dict[str, Any]:
@@ -149,6 +166,7 @@ def hardware_ranking(answer: Answer) -> list[dict[str, Any]]:
             "best": estimate_fields(each.best),
             "certificate": certificate_fields(each.certificate),
             **({"searched": searched_fields(each.searched)} if each.searched else {}),
+            **({"compiled": searched_fields(each.compiled)} if each.compiled else {}),
             "tokens_per_s": throughput[i],
             "tokens_per_s_per_chip": each.best.tokens_per_s / each.slice.chips if each.best else None,
             "usd_per_million_tokens": cost[i],

@@ -18,14 +18,14 @@ NOTHING_LEFT = "every plan that is legal and fits was tried"
 class BlackBox:
     """Optuna's samplers over the pool; the first trials may be given, as rows of it."""
 
-    def __init__(self, pool: Pool, method: str, seed: int, first: Sequence[int] = ()) -> None:
-        """Search a pool.
+    def __init__(self, pool: Pool, method: str, seed: int, first: Sequence[int] = (), number: int = 0) -> None:
+        """Search a pool; trials are numbered from `number` on.
 
         Raises:
             AsapError: the sampler needs a package that is not installed.
         """
         self.name = method
-        self.study = Study(pool, method, seed)
+        self.study = Study(pool, method, seed, number)
         self._first = list(first)
         self._open = np.ones(len(pool), bool)
 
@@ -61,9 +61,9 @@ class BlackBox:
 class InOrder:
     """Tries the plans of a pool in a given order of rows: exhaustive search, or the roofline's ranking."""
 
-    def __init__(self, pool: Pool, name: str, order: Sequence[int]) -> None:
-        """Try rows in this order."""
-        self.name, self._pool, self._left, self._number = name, pool, list(order), 0
+    def __init__(self, pool: Pool, name: str, order: Sequence[int], number: int = 0) -> None:
+        """Try rows in this order; trials are numbered from `number` on."""
+        self.name, self._pool, self._left, self._number = name, pool, list(order), number
 
     def ask(self, count: int) -> list[Candidate]:
         """The next in order."""
@@ -90,10 +90,12 @@ def by_roofline(pool: Pool) -> np.ndarray:
     return np.argsort(pool.step_s, kind="stable")
 
 
-def black_box(pool: Pool, method: str, seed: int) -> BlackBox | InOrder:
-    """The black-box search of a name in `METHODS`.
+def black_box(pool: Pool, method: str, seed: int, first: Sequence[int] = (), number: int = 0) -> BlackBox | InOrder:
+    """The black-box search of a name in `METHODS`; the `first` rows before all others, numbered from `number` on.
 
     Raises:
         AsapError: it needs a package that is not installed.
     """
-    return InOrder(pool, method, range(len(pool))) if method == "grid" else BlackBox(pool, method, seed)
+    if method == "grid":
+        return InOrder(pool, method, list(dict.fromkeys((*first, *range(len(pool))))), number)
+    return BlackBox(pool, method, seed, first, number)

@@ -36,15 +36,15 @@ EXTRAS: Mapping[str, tuple[str, str]] = {"gp": ("torch", "gp"), "cmaes": ("cmaes
 class Study:
     """Samples rows of a pool, and keeps what became of them."""
 
-    def __init__(self, pool: Pool, sampler: str, seed: int) -> None:
-        """Prepare a study.
+    def __init__(self, pool: Pool, sampler: str, seed: int, first: int = 0) -> None:
+        """Prepare a study whose trials are numbered from `first` on.
 
         Raises:
             AsapError: the sampler needs a package that is not installed.
         """
         check_sampler(sampler)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.pool, self.seed = pool, seed
+        self.pool, self.seed, self._first = pool, seed, first
         self._make = _MAKERS[sampler]
         self._values = {name: _values(pool, name) for name in (*ORDERED, *UNORDERED)}
         self._values = {name: values for name, values in self._values.items() if len(values) > 1}
@@ -75,7 +75,7 @@ class Study:
         trial = self._ask()
         if recipe:
             trial.set_user_attr("recipe", recipe.line)
-        return trial.number
+        return self._first + trial.number
 
     def sample(self, open_: np.ndarray) -> tuple[int, int] | None:
         """A trial of the open plan [plans] nearest to what the sampler asks for: its number and row.
@@ -87,7 +87,7 @@ class Study:
         trial = self._ask()
         row = self._nearest(trial.params, open_)
         self._store(trial.number, row)
-        return trial.number, row
+        return self._first + trial.number, row
 
     def tell(self, result: Result) -> None:
         """What became of a trial: what does not fit is pruned, with a constraint that carries the bytes over."""
@@ -105,9 +105,9 @@ class Study:
     def _ask(self) -> optuna.Trial:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            self.optuna.sampler = self._make(trial_seed(self.seed, self.asked), self.seed)
+            self.optuna.sampler = self._make(trial_seed(self.seed, self._first + self.asked), self.seed)
             trial = self.optuna.ask(dict(self.distributions))
-        self._asked[trial.number] = trial
+        self._asked[self._first + trial.number] = trial
         return trial
 
     def _nearest(self, parameters: Mapping[str, object], open_: np.ndarray) -> int:

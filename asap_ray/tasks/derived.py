@@ -1,8 +1,9 @@
 """Files made from the events of a run, which can be deleted and made again: `trials.parquet` and `optuna.journal`.
 
-The table has a row for each trial of the last run. The journal is one Optuna study a slice, for
-`optuna.storages.JournalStorage` and what reads it: a dashboard, importances, plots. Every trial has all parameters, and
-each of these the same distribution: what the search could have tried, not what it came to.
+The table has a row for each trial of the last run. The journal is one Optuna study a slice, or
+a slice and tier where plans were compiled and then run, for `optuna.storages.JournalStorage` and what reads it: a
+dashboard, importances, plots. Every trial has all parameters, and each of these the same distribution: what the search
+could have tried, not what it came to.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("hbm_bytes", "limit_bytes", "over_bytes", "roofline_hbm_bytes"), "double"),
     **dict.fromkeys(("took_s", "elapsed_s"), "double"),
     **dict.fromkeys(("cached", "cut"), "bool"),
-    **dict.fromkeys(("source", "evidence", "digest", "began_at", "ended_at"), "string"),
+    **dict.fromkeys(("tier", "source", "evidence", "digest", "began_at", "ended_at"), "string"),
 }
 """Columns of the table with their types: sizes of axes are whole, `_dcn` what of them crosses slices; times are ISO
 8601 in UTC; what is not known is null."""
@@ -98,7 +99,8 @@ def _row(tried: Tried) -> Row:
         "took_s": tried.took_s,
         **{name: getattr(tried, name) for name in ("elapsed_s", "cut")},
         "cached": found.cached,
-        "source": now.source if now else "compile",
+        "tier": found.source,
+        "source": now.source if now else found.source,
         "evidence": found.evidence,
         "digest": found.digest,
     }
@@ -136,9 +138,12 @@ def _write_journal(rows: Sequence[Row], known: Mapping[str, Values], path: Path)
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-    for where in dict.fromkeys(row["slice"] for row in rows):
-        here = [row for row in rows if row["slice"] == where]
-        study = optuna.create_study(storage=storage, study_name=where, direction="minimize")
+    studies = list(dict.fromkeys((row["slice"], row["tier"]) for row in rows))
+    for where, tier in studies:
+        here = [row for row in rows if (row["slice"], row["tier"]) == (where, tier)]
+        alone = [slice_ for slice_, _ in studies].count(where) == 1
+        name = where if alone else f"{where} {tier}"
+        study = optuna.create_study(storage=storage, study_name=name, direction="minimize")
         study.add_trials(_frozen(here, known.get(where, {})))
 
 

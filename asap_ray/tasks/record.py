@@ -24,7 +24,7 @@ from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
 from asap_ray.report.answer import Answer, Confirmed, Searched, SliceAnswer, Tried
-from asap_ray.tasks.rounds import rounds_of
+from asap_ray.tasks.rounds import rounds_of, searches_of
 from asap_ray.tiers.finding import Finding
 from asap_ray.workload import Workload
 
@@ -169,19 +169,10 @@ def answer_so_far(run: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:
     )
 
 
-def _searches(run: Sequence[Mapping[str, Any]]) -> dict[str, Searched]:
-    """What a compiler said of each slice by then; slices of which nothing was compiled or asked for are missing."""
-    trials = [read_tried(event) for event in run if event["kind"] == "tried" and "trial" in event]
-    found: dict[str, Mapping[str, Any]] = {}
-    for event in run:
-        if event["kind"] == "round":  # goes on, as long as no event says that all is done
-            found.setdefault(event["slice"], {})
-        elif event["kind"] in ("tried", "trial"):  # the first is with the bundle of all
-            begun = {"base": event["bundle"]}
-            found[event["slice"]] = {**begun, **found.get(event["slice"], {})}
-        elif event["kind"] == "searched":
-            found[event["slice"]] = event
-    return {where: _read_searched(where, event, run, trials) for where, event in found.items()}
+def _searches(run: Sequence[Mapping[str, Any]]) -> dict[str, list[Searched]]:
+    """What trials said of each slice by then, search by search."""
+    slices = [event["slice"] for event in run if event["kind"] == "swept"]
+    return {where: [_read_searched(where, each) for each in searches_of(run, where)] for where in slices}
 
 
 def finished(events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]) -> list[Tried]:
@@ -233,10 +224,12 @@ def read_tried(event: Mapping[str, Any]) -> Tried:
     )
 
 
-def _read_searched(
-    where: str, event: Mapping[str, Any], run: Sequence[Mapping[str, Any]], trials: Iterable[Tried]
-) -> Searched:
-    here = tuple(sorted((each for each in trials if each.where == where), key=lambda each: each.number))
+def _read_searched(where: str, events: Sequence[Mapping[str, Any]]) -> Searched:
+    """One search; as long as no event says that it is over, its first trial says which bundle of flags all have."""
+    trials = [read_tried(event) for event in events if event["kind"] == "tried" and "trial" in event]
+    here = tuple(sorted(trials, key=lambda each: each.number))
+    bundles = ({"base": event["bundle"]} for event in events if event["kind"] in ("tried", "trial"))
+    event = events[-1] if events[-1]["kind"] == "searched" else next(bundles, {})
     observed = read_observation(event["observed"]) if event.get("observed") else None
     given = {name: event[name] for name in ("base", "source", "refused", "stopped") if name in event}
     source = next((each.finding.source for each in here), "compile")
@@ -244,7 +237,7 @@ def _read_searched(
         **{"base": "", "source": source, **given},
         trials=here,
         observed=observed,
-        rounds=rounds_of(run, where),
+        rounds=rounds_of(events, where),
         confirmed=tuple(
             Confirmed(**{**each, "plan": Plan.parse(each["plan"]), "steps_s": tuple(each["steps_s"])})
             for each in event.get("confirmed", ())
@@ -253,9 +246,10 @@ def _read_searched(
 
 
 def _slice_answer(
-    event: Mapping[str, Any], certificates: Mapping[str, Any], searches: Mapping[str, Searched]
+    event: Mapping[str, Any], certificates: Mapping[str, Any], searches: Mapping[str, list[Searched]]
 ) -> SliceAnswer:
     found, bounds = event["diagnosis"], certificates.get(event["slice"])
+    compiled, searched = ([None, None] + searches[event["slice"]])[-2:]
     return SliceAnswer(
         slice=slice_of(event),
         total=event["total"],
@@ -267,7 +261,8 @@ def _slice_answer(
         diagnosis=Diagnosis(**{**found, "evidence": tuple(found["evidence"])}) if found else None,
         too_big=tuple(map(_read_estimate, event["too_big"])),
         certificate=_read_certificate(bounds) if bounds else None,
-        searched=searches.get(event["slice"]),
+        searched=searched,
+        compiled=compiled,
     )
 
 

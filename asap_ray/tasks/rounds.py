@@ -17,6 +17,21 @@ LISTS: Mapping[str, str] = {
 }
 """Events that a round keeps as they are, with where."""
 SAID = ("kind", "at", "slice")
+BEGINNINGS = ("parameters", "round", "trial", "tried", "searched")
+"""With one of these a search on a slice begins; with the last it ends."""
+
+
+def searches_of(events: Iterable[Event], where: str) -> list[list[Event]]:
+    """The events of one run on a slice, a list for each search: one through each tier, and the last may go on."""
+    found, over = list[list[Event]](), True
+    for event in events:
+        if event.get("slice") != where or (over and event["kind"] not in BEGINNINGS):
+            continue
+        if over:
+            found.append([])
+        found[-1].append(event)
+        over = event["kind"] == "searched"
+    return found
 
 
 def rounds_of(events: Iterable[Event], where: str) -> tuple[Round, ...]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from asap_ray.agents.coordinator import Coordinator, Rules
 from asap_ray.agents.playbook import Playbook
+from asap_ray.agents.seeded import Seeded
 from asap_ray.agents.varied import Varied
-from asap_ray.certificate import ROUNDING, TIGHTEN, Bound, Certificate, Figure, bound_over, floor_of, low_of
 from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
 from asap_ray.knowledge import load_cards
@@ -23,14 +23,16 @@ from asap_ray.report.answer import FLAGS, Confirmed, Searched, SliceAnswer, Trie
 from asap_ray.report.told import words_of
 from asap_ray.search.blackbox import black_box
 from asap_ray.search.pool import Pool, pool_of_space
-from asap_ray.search.protocol import Candidate, Searcher, best_of
+from asap_ray.search.protocol import Candidate, Searcher
 from asap_ray.search.study import Study
 from asap_ray.space import Space
+from asap_ray.tasks.certifying import certificate_after
 from asap_ray.tasks.confirming import Confirming, Turns, to_confirm
 from asap_ray.tasks.loop import Budget, Loop
 from asap_ray.tasks.recorder import Recorder
 from asap_ray.tasks.remembering import EVENT
 from asap_ray.tasks.setting import Setting
+from asap_ray.tasks.stages import next_number, that_compiles
 from asap_ray.tasks.trial_tiers import TrialTiers, read_trial
 from asap_ray.tasks.trials import Clock, Key, Trials, Wanted
 from asap_ray.tiers.command import Command
@@ -45,7 +47,10 @@ MEASURED_STEPS = 20
 
 @dataclass(kw_only=True)
 class Search:
-    """All slices of one command, one after the other, the fastest by the roofline first."""
+    """All slices of one command, one after the other, the fastest by the roofline first.
+
+    Where it takes up the `answers` of a search through a cheaper tier, they say what is left out and what comes first.
+    """
 
     config: Config
     setting: Setting
@@ -76,16 +81,18 @@ class Search:
         where = answer.slice.name
         place = next(i for i, each in enumerate(self.setting.slices) if each.name == where)
         pool = pool_for(self.setting.tiers[place], self.setting.spaces[place], self.tiers, where)
+        pool = that_compiles(pool, answer.searched)
         if not len(pool):
             why = "asap_ray's own trainer has no program that fits for any plan that fits"
             told = self._told(pool, (), f"0 plans {words_of(self.tiers.name).done}: {why}")
-            return replace(answer, searched=told)
+            return replace(answer, searched=told, compiled=answer.searched)
         if (recall := self.recalls.get(where)) is not None:
             self.recorder.told(where, EVENT, recall.as_dict())
-        searcher = searcher_of(self.config, pool, self.tiers, where, recall)
+        searcher = searcher_of(self.config, pool, self.tiers, where, recall, answer.searched)
         bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         self.recorder.say(start_words(where, pool, searcher, self.config))
+        first = next_number(answer.searched)
         trials = self._trials(where)
         loop = Loop(
             where=where,
@@ -96,6 +103,7 @@ class Search:
             clock=self.clock,
             listener=self.recorder,
             width=self.config.search.proposals,
+            numbers=first,
         )
         if budget.trials == 0:
             self._show_first(answer, pool, loop.first())
@@ -107,8 +115,8 @@ class Search:
         told = self._told(pool, found, stopped)
         told = replace(told, confirmed=self._confirmed(where, told))
         told = replace(told, observed=told.best.observed if told.best else None)
-        certificate = certificate_after(pool, loop) or answer.certificate
-        return replace(answer, searched=told, certificate=certificate)
+        certificate = certificate_after(pool, loop.results, measured=self.tiers.measured) or answer.certificate
+        return replace(answer, searched=told, compiled=answer.searched, certificate=certificate)
 
     def _told(self, pool: Pool, found: Sequence[Tried], stopped: str) -> Searched:
         return Searched(
@@ -202,21 +210,31 @@ def pool_for(tier: Roofline, space: Space, tiers: TrialTiers, where: str) -> Poo
     return pool.only(np.array(rows, np.int64), words=len(pool) - len(rows))
 
 
-def searcher_of(config: Config, pool: Pool, tiers: TrialTiers, where: str, recall: Recall | None = None) -> Searcher:
-    """The agents, with what they recall, or a black-box search alone.
+def searcher_of(
+    config: Config,
+    pool: Pool,
+    tiers: TrialTiers,
+    where: str,
+    recall: Recall | None = None,
+    compiled: Searched | None = None,
+) -> Searcher:
+    """The agents, with what they recall, or a black-box search alone; what a cheaper tier found fastest is tried first.
 
     Raises:
         AsapError: the sampler needs a package that is not installed.
         ConfigError: a card cannot be read.
     """
+    seeds = tuple(each.finding for each in compiled.ranked) if compiled else ()
+    number = next_number(compiled)
     if config.agents.brain == "none":
-        return black_box(pool, config.search.method, config.seed)
+        rows = [row for each in seeds[: config.search.proposals] if (row := pool.row(each.plan)) is not None]
+        return black_box(pool, config.search.method, config.seed, rows, number)
     sampler = "random" if config.search.method == "grid" else config.search.method
     return Coordinator(
         pool=pool,
-        brain=Varied(inner=Playbook(cards=load_cards() if config.agents.knowledge else ())),
+        brain=Varied(inner=Seeded(inner=Playbook(cards=load_cards() if config.agents.knowledge else ()), seeds=seeds)),
         genes=genes_of(config, tiers),
-        study=Study(pool, sampler, config.seed),
+        study=Study(pool, sampler, config.seed, number),
         rules=Rules(share=config.search.share, gap=config.search.gap),
         program=tiers.problems[where],
         recall=recall or Recall(),
@@ -257,34 +275,3 @@ def budget_shares(answers: Sequence[SliceAnswer], config: Config) -> dict[str, B
 
 def _share(total: int | None, place: int, among: int) -> int | None:
     return None if total is None else total // among + (place < total % among)
-
-
-def certificate_after(pool: Pool, loop: Loop) -> Certificate | None:
-    """How much faster than the best trial a plan that was not tried can be; None where the pool leaves plans out."""
-    best = best_of(loop.results)
-    if best is None or best.step_time_s is None or pool.left_out:
-        return None
-    untried = np.ones(len(pool), bool)
-    untried[[row for each in loop.results if (row := pool.row(each.candidate.plan)) is not None]] = False
-    rows = np.flatnonzero(untried)
-    return Certificate(
-        best_step_s=best.step_time_s,
-        measured=False,
-        untried=len(rows),
-        hard=_bound(pool, best.step_time_s, floor_of, pool.floor_s, rows),
-        credible=_bound(pool, best.step_time_s, low_of, pool.low_s, rows),
-    )
-
-
-def _bound(pool: Pool, best_s: float, figure: Figure, figures: np.ndarray, rows: np.ndarray) -> Bound:
-    first = rows[np.lexsort((pool.step_s[rows], figures[rows]))[: TIGHTEN + 1]]
-    lowest = tuple(pool.estimate(int(row)) for row in first)
-    below = best_s * (1 - ROUNDING)
-    level = min(figure(lowest[0]) * (1 + ROUNDING), below) if lowest else 0.0
-    return bound_over(
-        best_s,
-        figure,
-        lowest,
-        contenders=int((figures[rows] < below).sum()),
-        at_bound=int((figures[rows] <= level).sum()),
-    )

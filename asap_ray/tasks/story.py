@@ -58,6 +58,6 @@ def _running(run: Events) -> tuple[Mapping[str, Any], ...]:
 
 def _earlier(before: Events, start: Mapping[str, Any], answer: Answer) -> tuple[Tried, ...]:
     """Trials of the same job that earlier runs finished and the last one has not, each once, as it ended last."""
-    now = {key_of(each) for one in answer.slices if one.searched for each in one.searched.trials}
+    now = {key_of(each) for one in answer.slices for each in one.trials}
     found = {key_of(each): each for each in record.finished(before, answer.workload, start["config"]["stack"])}
     return tuple(each for key, each in found.items() if key not in now)

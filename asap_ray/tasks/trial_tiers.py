@@ -39,6 +39,12 @@ class TrialTiers:
         return next(iter(self.tiers.values())).name
 
     @property
+    def measured(self) -> bool:
+        """Whether a clock says how long a step of the whole job takes: no compiler, and no proxy."""
+        tier = next(iter(self.tiers.values()))
+        return isinstance(tier, Command) or (isinstance(tier, Run) and tier.proxy is None)
+
+    @property
     def base(self) -> str:
         """The bundle of flags that every plan is tried with."""
         return self.bundles[0].name

@@ -29,7 +29,7 @@ from asap_ray.tasks.derived import write_derived
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.plans import tell_plans, write_plans
 from asap_ray.tasks.recorder import Recorder
-from asap_ray.tasks.rounds import rounds_of
+from asap_ray.tasks.rounds import rounds_of, searches_of
 from asap_ray.tasks.running import (
     command_line,
     open_run,
@@ -41,11 +41,13 @@ from asap_ray.tasks.running import (
     write_files,
 )
 from asap_ray.tasks.setting import Setting, load
+from asap_ray.tasks.stages import stages_of
 from asap_ray.tasks.written import baseline_of
 from asap_ray.tiers.roofline import Roofline, Sweep
 
 if TYPE_CHECKING:
-    from asap_ray.tasks.trial_tiers import TrialTiers
+    from asap_ray.tasks.stages import Stage
+    from asap_ray.tasks.trials import Clock
 
 STOP_REASON = "exact: the roofline priced every legal plan"
 
@@ -60,7 +62,7 @@ def run(config: Config) -> int:
     if config.plan is not None:
         raise ConfigError("plan", config.plan, "for task=explain only; task=tune is pinned by space.fix")
     setting = load(config)
-    trying = _trial_tiers(config, setting)
+    stages = stages_of(config, setting)
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
     # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
@@ -69,47 +71,24 @@ def run(config: Config) -> int:
     if early:
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     ledger = open_run(config)
-    before = _finished(config, setting, ledger) if trying is not None else []
+    before = _finished(config, setting, ledger) if stages else []
     slices = _swept(config, setting, baseline, ledger)
     if not early and config.output != "json":
         announce(config.model_name, setting.workload, setting.slices, output, stream)
     tell_baseline(setting.foreign, baseline, ledger, output, stream)
     answer = exact_answer(config, setting, slices, baseline, started)
-    if trying is not None:
+    if stages:
         show_priced(answer, output, stream)
-        answer = _searched(config, setting, trying, answer, ledger, before, stream, started)
+        answer = _searched(config, setting, stages, answer, ledger, before, stream, started)
     write_files(config, lambda: write_report(answer, config.run_path))
     plans = write_files(config, lambda: write_plans(config, setting, answer))
     record.answered(ledger, answer)
-    if trying is not None:
+    if stages:
         write_files(config, lambda: write_derived(list(ledger.events()), config.run_path))
         _remember(config, ledger, stream)
-    show(answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=trying is not None)
+    show(answer, output if config.output != "json" else "json", sys.stdout, announced=True, priced=bool(stages))
     tell_plans(plans, output, stream)
     return 0
-
-
-def _trial_tiers(config: Config, setting: Setting) -> TrialTiers | None:
-    """The tier that trials go through, None where the roofline's answer is all that is asked for or can be had."""
-    if config.measures:
-        from asap_ray.search.study import check_sampler
-        from asap_ray.tasks.measuring import commands, runners
-
-        found = runners(config, setting) if config.runs else commands(config, setting)
-        check_sampler(config.search.method)
-        return found
-    if not config.may_compile:
-        return None
-    from asap_ray.executor.ray_start import cluster_of
-    from asap_ray.search.study import check_sampler
-    from asap_ray.tasks.compiling import compilers  # compilers are looked up only where one is asked for
-
-    found = compilers(config, setting)
-    if found is not None:
-        check_sampler(config.search.method)
-        if config.budget.trials != 0:
-            cluster_of(config.ray.address)  # before the space is priced, though Ray starts with the first trial
-    return found
 
 
 def _finished(config: Config, setting: Setting, ledger: Ledger) -> list[Tried]:
@@ -126,7 +105,7 @@ def _finished(config: Config, setting: Setting, ledger: Ledger) -> list[Tried]:
 def _searched(
     config: Config,
     setting: Setting,
-    trying: TrialTiers,
+    stages: Sequence[Stage],
     answer: Answer,
     ledger: Ledger,
     before: Sequence[Tried],
@@ -134,15 +113,48 @@ def _searched(
     started: float,
 ) -> Answer:
     """The answer with what trials say; those `before`, which earlier runs have finished, are not run again."""
+    from asap_ray.tasks.trials import Clock
+
+    slices, clock, agents = answer.slices, Clock(), dict(answer.agents)
+    for stage in stages:
+        clock = Clock(found_s=clock.spent_s)
+        slices = _stage(stage, setting, replace(answer, slices=slices), ledger, before, stream, clock, agents)
+    tried = [each for one in slices for each in one.trials]
+    trials = {**answer.trials, **Counter(each.finding.status for each in tried)}
+    told = "; ".join(f"{one.slice.name}: {each.stopped}" for one in slices for each in one.searches)
+    return replace(
+        answer,
+        slices=slices,
+        trials=trials,
+        agents=agents,
+        resumed=any(each.finding.cached for each in tried),
+        stop_reason=f"{STOP_REASON}; {told}",
+        wall_s=time.monotonic() - started,
+        versions=versions(compiling=True),
+    )
+
+
+def _stage(
+    stage: Stage,
+    setting: Setting,
+    answer: Answer,
+    ledger: Ledger,
+    before: Sequence[Tried],
+    stream: TextIO,
+    clock: Clock,
+    agents: dict[str, object],
+) -> tuple[SliceAnswer, ...]:
+    """Each slice's answer with what one more search says; `agents` is counted on."""
     from asap_ray.tasks.compiling import executor_of
     from asap_ray.tasks.confirming import finished_turns
     from asap_ray.tasks.remembering import recall_each
     from asap_ray.tasks.searching import Search
     from asap_ray.tasks.trials import key_of
 
+    config, tiers = stage.config, stage.tiers
     with (
-        live(stream, sys.stderr, config.wanted, trying.base) as shown,
-        executor_of(config, trying.workers) as executor,
+        live(stream, sys.stderr, config.wanted, tiers.base) as shown,
+        executor_of(config, tiers.workers) as executor,
     ):
         recorder = Recorder(ledger, shown)
         recalls, complaint = recall_each(config, setting, answer.slices, ledger)
@@ -151,32 +163,25 @@ def _searched(
         search = Search(
             config=config,
             setting=setting,
-            tiers=trying,
+            tiers=tiers,
             executor=executor,
             recorder=recorder,
             recalls=recalls,
             before={key_of(each): each for each in before},
             turns=finished_turns(list(ledger.events()), before),
             baseline=answer.baseline,
+            clock=clock,
+            agents=agents,
         )
-        slices = tuple(_with_rounds(each, ledger) for each in search.run(answer.slices))
-    for each in slices:
+        found = search.run(answer.slices)
+    slices = tuple(
+        _with_rounds(now, ledger) if now is not old else now for now, old in zip(found, answer.slices, strict=True)
+    )
+    for each in [now for now, old in zip(slices, answer.slices, strict=True) if now is not old]:
         record.searched(ledger, each)
         if each.certificate is not None:
             record.certified(ledger, each.slice.name, each.certificate)
-    tried = [each for one in slices if one.searched for each in one.searched.trials]
-    trials = {**answer.trials, **Counter(each.finding.status for each in tried)}
-    told = "; ".join(f"{one.slice.name}: {one.searched.stopped}" for one in slices if one.searched)
-    return replace(
-        answer,
-        slices=slices,
-        trials=trials,
-        agents=search.agents,
-        resumed=any(each.finding.cached for each in tried),
-        stop_reason=f"{STOP_REASON}; {told}",
-        wall_s=time.monotonic() - started,
-        versions=versions(compiling=True),
-    )
+    return slices
 
 
 def _remember(config: Config, ledger: Ledger, stream: TextIO) -> None:
@@ -191,7 +196,8 @@ def _with_rounds(found: SliceAnswer, ledger: Ledger) -> SliceAnswer:
     """With what the agents decided, as the ledger has it."""
     if found.searched is None:
         return found
-    rounds = rounds_of(record.last_run(list(ledger.events())), found.slice.name)
+    last = searches_of(record.last_run(list(ledger.events())), found.slice.name)[-1:]
+    rounds = rounds_of(last[0], found.slice.name) if last else ()
     return replace(found, searched=replace(found.searched, rounds=rounds))
 
 

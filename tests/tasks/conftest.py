@@ -9,8 +9,8 @@ import pytest
 from asap_ray.executor import local
 from asap_ray.physics.calibration import calibration_of
 from asap_ray.report import files
-from asap_ray.tasks import compiling
-from tests.tasks.pretend import Pretend, at_once
+from asap_ray.tasks import compiling, measuring
+from tests.tasks.pretend import Pretend, PretendRun, at_once
 
 
 @pytest.fixture
@@ -34,4 +34,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> type[Pretend]:
     monkeypatch.setattr(compiling, "Compile", fresh)
     # Constants of the stack that tests name, so that what the compiler says is a known multiple of the roofline.
     monkeypatch.setattr(compiling, "calibration_of", lambda chip, _, known: calibration_of(chip, "maxtext", known))
+    return fresh
+
+
+@pytest.fixture
+def pretend_run(pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch) -> type[PretendRun]:
+    """A run tier that runs nothing, on slices that are not there, beside the compiler that compiles nothing."""
+    fresh = type("FreshRun", (PretendRun,), {"ran": []})
+    monkeypatch.setattr(measuring, "Run", fresh)
+    monkeypatch.setattr(measuring, "_check_reached", lambda config, where: None)
+    monkeypatch.setattr(measuring, "calibration_of", lambda chip, _, known: calibration_of(chip, "maxtext", known))
     return fresh

@@ -1,4 +1,4 @@
-"""A compile tier that compiles nothing, with what each plan comes to set by the test, and an executor beside it."""
+"""Tiers that compile and run nothing, with what each plan comes to set by the test, and an executor beside them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from asap_ray.tiers.compile import CompileOptions
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
 from asap_ray.tiers.roofline import Roofline
+from asap_ray.tiers.run import Run
 
 WITH = "ours@12345678, jax 0.10.2, libtpu 0.0.42"
 Verdict = Callable[[Plan, Mapping[str, str]], Mapping[str, Any]]
@@ -85,6 +86,37 @@ class Pretend:
         if made.status in ("complete", "infeasible"):
             self.cache[self._key(plan)] = made
         return made
+
+
+@dataclass(kw_only=True)
+class PretendRun(Run):
+    """Stands for `Run`; `verdict` says of a plan what differs from one that runs as priced."""
+
+    verdict: ClassVar[Verdict] = staticmethod(slower)
+    ran: ClassVar[list[str]] = []
+
+    def job(self, plan: Plan) -> Job:
+        return Job(name=plan.line, work=self._ran, arguments=(plan,), timeout_s=self.options.timeout_s)
+
+    def read(self, outcome: Outcome) -> Finding:
+        return self.learn(outcome.value)
+
+    def _ran(self, plan: Plan) -> Finding:
+        self.ran.append(plan.line)
+        told = dict(type(self).verdict(plan, {}))
+        priced, scale, memory = self._roofline.estimates([plan])[0], told.pop("step", 1.0), told.pop("memory", 1.0)
+        estimate = replace(_scaled(priced, scale, memory), source="run", time_parts={}, memory_parts={})
+        works = told.get("status", "complete") == "complete"
+        made = Finding(
+            plan=plan,
+            status="complete",
+            source="run",
+            evidence=self.evidence,
+            estimate=estimate if works else None,
+            hbm_bytes=estimate.hbm_bytes if works else None,
+            seconds={"steps": 10.0},
+        )
+        return replace(made, **told)
 
 
 def _scaled(priced: Estimate, scale: float, memory: float) -> Estimate:
