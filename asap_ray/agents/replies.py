@@ -7,6 +7,7 @@ without secrets before anybody sees it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ MOST_ERROR = 300
 MOST_NAME = 100
 MOST_TOKENS = 10**9
 _QUOTA = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "quota_exceeded"})
+_TOO_LONG = re.compile(r"context[ _](?:length|size|window)", re.IGNORECASE)
 _STATUS = {
     **dict.fromkeys((301, 302, 303, 307, 308), Verdict.NOT_FOUND),
     **dict.fromkeys((401, 403), Verdict.DENIED),
@@ -74,7 +76,7 @@ class Reader:
             trouble = Verdict.QUOTA
         elif "content_filter" in codes:
             trouble = Verdict.FILTERED
-        elif "context_length_exceeded" in codes or "maximum context length" in words:
+        elif _TOO_LONG.search(" ".join((*codes, words))):
             trouble = Verdict.TOO_LONG
         return Reply(trouble=trouble, error=self.words(f"{status}: {words}"))
 

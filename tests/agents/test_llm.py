@@ -171,6 +171,10 @@ def test_a_truncated_answer_gets_twice_the_tokens_once():
         (says("", finish="content_filter"), "content filter: the endpoint's filter left the answer out"),
         (fails(400, "filtered", "content_filter"), "content filter: 400: filtered"),
         (fails(400, "too long", "context_length_exceeded"), "prompt too long: 400: too long"),
+        (
+            fails(400, "it exceeds the available context size"),
+            "prompt too long: 400: it exceeds the available context size",
+        ),
         (fails(404, "no model cheap"), "not found: 404: no model cheap"),
     ],
 )
