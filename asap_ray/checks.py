@@ -82,6 +82,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "compare.seeds": (1, 10_000),
         "compare.trials": (1, 10_000),
         "compare.truths": (1, 1000),
+        "ray.retries": (0, 100),
         "launch.replicas": (1, 10_000),
         "launch.cpus": (1, 1024),
         "launch.memory_gb": (1, 65_536),
@@ -110,14 +111,15 @@ TEXTS = (
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
+RAY = ("ray.address", "ray.retries", "ray.reserve_s")
 COMPILING = (
-    *(*BUDGETS, "ray.address"),
+    *(*BUDGETS, *RAY),
     *("compile.workers", "compile.cache", "compile.timeout_s", "compile.xla", "compile.trainer"),
 )
 """Keys that only the compile tier reads, and some of them the run tier."""
-RUNNING = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours", "ray.address", "compile.xla")
+RUNNING = (*BUDGETS, *RAY, "compile.xla")
 """Those that the run tier reads too."""
-SECONDS = ("compile.timeout_s", "run.timeout_s", "run.seconds", "launch.hours")
+SECONDS = ("ray.reserve_s", "compile.timeout_s", "run.timeout_s", "run.seconds", "launch.hours")
 COMMANDING = tuple(f"command.{name}" for name in CommandConfig.__dataclass_fields__)
 """Keys that only a trainer of the user's own needs."""
 SHORT: Mapping[str, str] = MappingProxyType(

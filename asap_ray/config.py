@@ -245,6 +245,15 @@ class RayConfig:
     address: str | None = field(
         default=None, metadata=_help("auto, local, or HOST:PORT of a running Ray cluster; null is auto")
     )
+    retries: int = field(
+        default=1,
+        metadata=_help(
+            "how often a trial is run again of which Ray loses a worker or a node, as where it is preempted"
+        ),
+    )
+    reserve_s: float = field(
+        default=100.0, metadata=_help("seconds that the hosts of one trial may take to be free for it, all together")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,11 +11,8 @@ import ray
 from asap_ray.executor import ray_work
 from asap_ray.executor.ray_line import Line, options
 
-TRIES = 2
-"""How often a job whose worker is lost is started."""
 
-
-@ray.remote(max_retries=TRIES - 1)
+@ray.remote
 def _perform(job: bytes, path: list[str] | None) -> bytes:
     return ray_work.perform(job, path, fresh=False)
 
@@ -25,10 +22,13 @@ def serve(line: Line, folder: Path) -> None:
     while True:
         sent = line.next()
         assert sent is not None
-        task = _perform.options(**options(sent.needs)).remote(sent.job, line.path)
+        task = _perform.options(max_retries=line.retries, **options(sent.needs)).remote(sent.job, line.path)
         task.future().add_done_callback(partial(_answer, line, sent.number))
 
 
 def _answer(line: Line, number: int, future: Future[bytes]) -> None:
     error = future.exception()
-    line.answer(number, future.result() if error is None else f"its Ray worker was lost: {str(error).splitlines()[0]}")
+    if error is None:
+        line.answer(number, future.result())
+    else:
+        line.answer(number, f"its Ray worker was {line.lost}: {str(error).splitlines()[0]}", lost=True)

@@ -85,7 +85,7 @@ def main(options: dict[str, Any]) -> NoReturn:
     """Run until the end; `ray_start.started` has the options."""
     os.set_inheritable(options["line"], False)
     own = options["address"] is None
-    line = Line(Connection(options["line"]), list(sys.path) if own else None)
+    line = Line(Connection(options["line"]), list(sys.path) if own else None, options["retries"])
     host = _Host(line, Path(options["folder"]), own)
     command = _handle(options["parent"])
     if command is None or os.getppid() != options["parent"]:
@@ -138,7 +138,7 @@ def _answer_what_cannot_be_held(line: Line) -> NoReturn:
             if reason := missing_for(sent.gang, needs, nodes) if sent.gang else missing(needs, nodes):
                 lost[sent.number] = reason
         for number in lost.keys() & before:  # twice in a row: a node may only be slow to answer
-            line.answer(number, f"its node was lost: {lost[number]}")
+            line.answer(number, f"its node was lost: {lost[number]}", lost=True)
         before = set(lost)
 
 

@@ -36,6 +36,8 @@ class Line:
     _connection: Connection
     path: list[str] | None
     """Where the command imports from; None where workers may be on other machines."""
+    retries: int = 1
+    """How often a job is started again of which a worker or a node is lost."""
     _jobs: queue.Queue[Sent] = field(default_factory=queue.Queue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: dict[int, Sent] = field(default_factory=dict)
@@ -61,10 +63,17 @@ class Line:
         self._open[sent.number] = sent
         return sent
 
-    def answer(self, number: int, answer: bytes | str) -> None:
-        """Say how a job ended: its pickled outcome, or in words why there is none. What comes later is not said."""
+    def answer(self, number: int, answer: bytes | str, *, lost: bool = False) -> None:
+        """Say how a job ended: its pickled outcome, or in words why there is none, and whether that is no fault of the
+        job's. What comes later is not said."""
         if self._open.pop(number, None) is not None:
-            self.tell("ended", number, answer)
+            self.tell("ended", number, answer, lost)
+
+    @property
+    def lost(self) -> str:
+        """That something was lost each time, in words."""
+        times = self.retries + 1
+        return {1: "lost", 2: "lost twice"}.get(times, f"lost {times} times")
 
     def open(self) -> list[Sent]:
         """The jobs without an answer."""

@@ -39,12 +39,14 @@ class RayProcess:
         workers: jobs at once at most; None is as many as the cluster has room for. A Ray on this machine has so many
             cores, by default those of the machine.
         reserve_s: how long the hosts of a gang may take to be free, once there should be room for it.
+        retries: how often a job is started again of which Ray has lost a worker or a node.
     """
 
     runner: ClassVar[str]
     address: str | None = None
     workers: int | None = None
     reserve_s: float = 100.0
+    retries: int = 1
     _host: Host | None = field(default=None, repr=False)
     _sent: int = field(default=0, repr=False)
 
@@ -61,7 +63,7 @@ class RayProcess:
             ConfigError: the address is none, or nothing answers there.
         """
         if self._host is None:
-            self._host = started(self.runner, cluster_of(self.address), self.workers)
+            self._host = started(self.runner, cluster_of(self.address), self.workers, self.retries)
 
     def close(self) -> None:
         """End Ray if it is this executor's own, and all that runs for it; with a cluster, its part in it."""
@@ -85,8 +87,8 @@ class RayProcess:
                     held = None
                 if not running:
                     return
-                number, answer = self._receive()
-                yield _outcome(running.pop(number), answer)
+                number, answer, lost = self._receive()
+                yield with_changes(_outcome(running.pop(number), answer), lost=lost)
         finally:
             if running:  # left early: what runs is ended with its host
                 self.close()
@@ -139,10 +141,10 @@ class RayProcess:
             raise self._lost(host) from None
         return self._sent
 
-    def _receive(self) -> tuple[int, bytes | str]:
+    def _receive(self) -> tuple[int, bytes | str, bool]:
         assert self._host is not None
-        number, answer = self._told(self._host, "ended")
-        return number, answer
+        number, answer, lost = self._told(self._host, "ended")
+        return number, answer, lost
 
     def _told(self, host: Host, wanted: str) -> list[Any]:
         """The next message of the host: its content.

@@ -91,13 +91,14 @@ def cluster_of(address: str | None) -> str | None:
     return given
 
 
-def started(runner: str, address: str | None, workers: int | None) -> Host:
+def started(runner: str, address: str | None, workers: int | None, retries: int) -> Host:
     """A host that has begun to start, or to join, Ray.
 
     Args:
         runner: the module that it passes jobs to.
         address: HOST:PORT of the cluster to join; None for a Ray of our own on this machine.
         workers: cores of a Ray of our own; None is as many as the machine has.
+        retries: how often a job is started again whose worker or node is lost.
     """
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="asap_ray_", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
@@ -110,6 +111,7 @@ def started(runner: str, address: str | None, workers: int | None) -> Host:
         "address": address,
         "folder": str(folder),
         "cores": workers or os.cpu_count() or 1,
+        "retries": retries,
         "memory_bytes": memory_bytes if memory_bytes < float("inf") else None,
     }
     with (folder / "log").open("wb") as log:

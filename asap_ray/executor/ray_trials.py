@@ -36,10 +36,15 @@ class Jobs(Searcher):
         self._numbers[trial_id] = sent.number
         return {"needs": dict(sent.needs), "job": sent.job, "path": self._line.path}
 
-    def told(self, trial_id: str, answer: bytes | str) -> None:
+    def told(self, trial_id: str, answer: bytes) -> None:
         """Pass on how a trial ended; what is said of it later is not."""
         if (number := self._numbers.pop(trial_id, None)) is not None:
             self._line.answer(number, answer)
+
+    def lost(self, trial_id: str, why: str) -> None:
+        """Say that a trial's worker was lost each time."""
+        if (number := self._numbers.pop(trial_id, None)) is not None:
+            self._line.answer(number, f"its Ray worker was {self._line.lost}: {why}", lost=True)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing: the outcome has gone its way, or `Answers` has the reason."""
@@ -69,8 +74,8 @@ class Answers(tune.Callback):
             self._jobs.told(trial.trial_id, answer)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """A trial whose worker was lost, and again when Tune tried once more."""
-        self._jobs.told(trial.trial_id, f"its Ray worker was lost twice: {_last_error(trial)}")
+        """A trial whose worker was lost, and again each time that Tune tried once more."""
+        self._jobs.lost(trial.trial_id, _last_error(trial))
 
 
 def _last_error(trial: Trial) -> str:
@@ -121,7 +126,8 @@ class AllIdle(_ObjectCache):
 
 
 def serve(line: Line, folder: Path) -> None:
-    """Take jobs from the line and answer each, for ever. A trial whose worker is lost is tried once more.
+    """Take jobs from the line and answer each, for ever; a trial whose worker is lost is tried again, `line.retries`
+    times.
 
     A worker starts in two seconds of a core. On this machine it takes one trial after another; on a cluster it would
     hold on to what it was given, which another trial may be waiting for.
@@ -135,7 +141,7 @@ def serve(line: Line, folder: Path) -> None:
             storage_path=str(folder / "tune"),
             verbose=0,
             callbacks=[Answers(jobs)],
-            failure_config=tune.FailureConfig(max_failures=1),
+            failure_config=tune.FailureConfig(max_failures=line.retries),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         ),
     )

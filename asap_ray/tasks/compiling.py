@@ -98,7 +98,8 @@ def executor_of(config: Config, workers: int) -> RayTune:
     """
     from asap_ray.executor.ray_tune import RayTune
 
-    return RayTune(address=config.ray.address or "auto", workers=workers)
+    given = config.ray
+    return RayTune(address=given.address or "auto", workers=workers, reserve_s=given.reserve_s, retries=given.retries)
 
 
 def compile_one(config: Config, found: TrialTiers, where: str, estimate: Estimate, watcher: Watcher) -> Tried:

@@ -231,7 +231,9 @@ class Trials:
         return self._tried(wanted, found) if found else None
 
     def _deserves_more(self, before: Tried) -> bool:
-        """Whether a trial ran out of time that there is more of now."""
+        """Whether a trial ran out of time that there is more of now, or was lost and not to blame for it."""
+        if before.finding.lost:
+            return True
         if before.cut:
             return before.elapsed_s < self.clock.limit_s
         had = before.finding.facts.get(LIMIT) or 0.0

@@ -117,7 +117,8 @@ class Command:
             plan=order.plan, status="failed", source=self.name, evidence=self.evidence, output=outcome.output
         )
         if outcome.status != "complete":
-            return replace(found, status=outcome.status, reason=" ".join(outcome.reason.split()))
+            reason = " ".join(outcome.reason.split())
+            return replace(found, status=outcome.status, reason=reason, lost=outcome.lost)
         return self._of(outcome.value, order, found)
 
     def _of(self, run: Ran, order: Order, found: Finding) -> Finding:

@@ -101,6 +101,7 @@ class Compile:
             reason=" ".join(outcome.reason.split()),
             evidence=self._reader.evidence,
             output=outcome.output,
+            lost=outcome.lost,
         )
 
     def _request(self, plan: Plan) -> Request:

@@ -136,8 +136,14 @@ class CompileWith:
         plan = outcome.job.arguments[0].plan
         if outcome.status == "complete":
             return self._read(plan, outcome.value)
-        reason = " ".join(outcome.reason.split())
-        return Finding(plan=plan, status=outcome.status, reason=reason, evidence=self.evidence, output=outcome.output)
+        return Finding(
+            plan=plan,
+            status=outcome.status,
+            reason=" ".join(outcome.reason.split()),
+            evidence=self.evidence,
+            output=outcome.output,
+            lost=outcome.lost,
+        )
 
     def _read(self, plan: Plan, build: Build, *, cached: bool = False) -> Finding:
         return replace(self._reader.read(plan, build, cached=cached), evidence=self.evidence)

@@ -22,7 +22,8 @@ class Finding:
     `seconds` is what the trial took when it was made, by step; `cached` says that it was made before. `evidence` names
     the trainer and what ran it, a compiler or devices: it is evidence for that trainer alone. `digest` is a hash of
     the program: the same digest is the same program. `output` is the end of what was written where it failed.
-    `facts` are other figures of the trial, by name; `chip_hours` is what it held chips for.
+    `facts` are other figures of the trial, by name; `chip_hours` is what it held chips for. `lost` says that the plan
+    is not to blame for the end, as in `Outcome`: the same command tries it again.
     """
 
     plan: Plan
@@ -42,6 +43,7 @@ class Finding:
     output: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     chip_hours: float = 0.0
+    lost: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the profile and the estimate, which are written on their own."""
@@ -61,4 +63,5 @@ class Finding:
             "digest": self.digest,
             "facts": dict(self.facts),
             "chip_hours": self.chip_hours,
+            "lost": self.lost,
         }

@@ -66,7 +66,8 @@ class Job:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """How a job ended: its value where it is complete, else the reason; `error` is a user's error, to be raised
-    again. `output` is the end of what an isolated job wrote."""
+    again. `output` is the end of what an isolated job wrote. `lost` says that the job is not to blame: what ran it was
+    lost each time (a preempted host, a killed worker), or what it needs was not free in time."""
 
     job: Job
     status: Literal["complete", "failed", "timeout"]
@@ -74,6 +75,7 @@ class Outcome:
     reason: str = ""
     error: AsapError | None = None
     output: str = ""
+    lost: bool = False
 
 
 class Tier(Protocol):

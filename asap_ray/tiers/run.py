@@ -166,7 +166,7 @@ class Run:
         told = Finding(plan=plan, status="failed", source=self.name, evidence=self.evidence, output=outcome.output)
         if outcome.status == "complete":
             return self.learn(self._read(told, outcome.value))
-        told = replace(told, status=outcome.status, reason=" ".join(outcome.reason.split()))
+        told = replace(told, status=outcome.status, reason=" ".join(outcome.reason.split()), lost=outcome.lost)
         if found := _OUT_OF_MEMORY.search(outcome.output):
             held, limit = map(float, found.groups())
             reason = f"out of host memory: it held {held / 1e9:.2f} GB of the {limit / 1e9:.2f} GB that it may take"

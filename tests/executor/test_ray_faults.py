@@ -141,6 +141,27 @@ def test_a_job_whose_worker_is_killed_each_time_fails_with_that_reason(tune: Ray
     assert outcome.status == "failed"
     assert outcome.reason.startswith("its Ray worker was lost twice: The actor is dead because")
     assert "\n" not in outcome.reason
+    assert outcome.lost, "the job may not be to blame"
+
+
+@pytest.mark.parametrize("executor_of", [RayTune, RayTasks])
+def test_without_retries_a_job_whose_worker_is_killed_has_failed_at_once(
+    executor_of: type[RayProcess], tmp_path: Path, until: Callable
+) -> None:
+    marker = tmp_path / "pid"
+
+    def kill() -> None:
+        until(marker.exists)
+        os.kill(parent_of(int(marker.read_text())), signal.SIGKILL)
+
+    fails = Job(name="fails", work=chores.slip, timeout_s=LONG_S)
+    with executor_of(address="local", workers=1, retries=0) as executor:
+        with meanwhile(kill):
+            (outcome,) = executor.stream(once(waits(marker)))
+        assert (outcome.status, outcome.lost) == ("failed", True)
+        assert outcome.reason.startswith("its Ray worker was lost: ")
+        (outcome,) = executor.stream(once(fails))
+        assert (outcome.status, outcome.lost) == ("failed", False)
 
 
 # Last of those that share a Ray: each of these ends one.

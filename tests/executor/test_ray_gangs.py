@@ -65,6 +65,7 @@ def test_a_worker_that_is_lost_each_time_is_told_with_its_rank(tune: RayTune, tm
     (outcome,) = run(tune, gang(chores.loses_its_worker, str(tmp_path)))
     assert outcome.status == "failed"
     assert outcome.reason.startswith("rank 1 of 2: its Ray worker was lost twice: ")
+    assert outcome.lost
     assert "\n" not in outcome.reason
     for pid in pids(tmp_path):
         gone(pid)

@@ -191,6 +191,7 @@ def test_a_slice_that_others_hold_is_not_waited_for_without_end(cluster: Cluster
         (outcome,) = run(executor, job(chores.seen, ASKED, str(tmp_path)))
         assert outcome.status == "failed"
         assert outcome.reason == "its hosts were not free within 3 s: others hold what it needs"
+        assert outcome.lost, "the plan is not to blame"
         assert cluster.ask("groups") == 3, "what the others hold, two heads and the hosts"
         cluster.ask("release")
         executor.reserve_s = LONG_S

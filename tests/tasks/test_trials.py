@@ -170,6 +170,15 @@ def test_with_more_time_what_time_cut_short_runs_again_and_nothing_else(pool: Po
     assert [each.elapsed_s for each in found] == [10.0, 20.0, 30.0, 40.0, 50.0]
 
 
+def test_a_trial_that_was_lost_and_not_to_blame_runs_again_and_one_that_failed_does_not(pool: Pool) -> None:
+    before = trials_of(Scripted(lambda n: "failed"), Slots()).run(wanted(pool, 2))
+    before[1] = replace(before[1], finding=replace(before[1].finding, lost=True))
+    compiler = Scripted()
+    found = trials_of(compiler, Slots(), before).run(wanted(pool, 2))
+    assert compiler.asked == [pool.plan(1).line]
+    assert [each.finding.status for each in found] == ["failed", "complete"]
+
+
 def test_trials_of_another_compiler_run_again(pool: Pool) -> None:
     before = trials_of(Scripted(), Slots()).run(wanted(pool, 2))
     compiler = Scripted(evidence="ours@2")
