@@ -237,6 +237,8 @@ def _check_plan(line: str) -> None:
 
 def clean(text: str, most: int) -> str:
     """A text in one line of at most `most` characters, without what moves cursors, changes colours or is not seen."""
-    shown = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: 4 * most])
+    shown = text[: 4 * most]
+    if not shown.isprintable():  # most texts are, and there are many in a memory
+        shown = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in shown)
     words = " ".join(shown.split())
     return words if len(words) <= most else f"{words[: most - 1]}…"

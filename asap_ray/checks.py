@@ -30,6 +30,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "launch": "write what runs this command on a cluster: KubeRay, Slurm, ray job submit, TPU VMs",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
+        "remember": "add the trials of the runs in run_dir and below it to the memory of agents (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
     }
 )
@@ -135,6 +136,7 @@ SHORT: Mapping[str, str] = MappingProxyType(
 MODELS_OF: Mapping[str, str] = {
     **dict.fromkeys(("validate", "calibrate"), "rows name their own models"),
     "show": "it tells what is in run_dir",
+    "remember": "it adds what is in run_dir",
     "export": "it writes what is in run_dir",
     "doctor": "it looks at this machine",
 }
@@ -376,7 +378,7 @@ def check_compare(config: Config) -> None:
 
 def check_show(config: Config) -> None:
     """What is to be shown or exported is named; nothing else is exported."""
-    if config.task in ("show", "export") and config.run_dir is None:
+    if config.task in ("show", "export", "remember") and config.run_dir is None:
         raise ConfigError("run_dir", None, f"for task={config.task}, the directory of a run")
     if config.to is not None and config.task != "export":
         raise ConfigError("to", ", ".join(config.to), "for task=export")
@@ -392,7 +394,7 @@ def check_run_dir(config: Config) -> None:
     if blocked:
         raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
     nearest = next(place for place in places if place.exists())
-    if config.task not in ("show", "doctor") and not os.access(nearest, os.W_OK | os.X_OK):
+    if config.task not in ("show", "remember", "doctor") and not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError("run_dir", config.run_path, f"a folder, but {nearest} cannot be written to")
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate", "calibrate", "show", "export", "doctor")
+MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "doctor")
 """Tasks that need neither a model nor hardware."""
 TUNING = ("tune", "doctor", "launch")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""

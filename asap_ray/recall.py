@@ -74,6 +74,11 @@ class Record:
     elsewhere: Tally = field(default_factory=Tally)
     contradicted: str = ""
 
+    @property
+    def judged(self) -> int:
+        """Trials that came to a verdict on a prediction."""
+        return self.elsewhere.judged + sum(each.judged for each in self.here.values())
+
     def rank(self, bound: str) -> float:
         """The mean of a Beta distribution with prior (1, 1): 1/2 for what was never judged, see the module."""
         weighted = [(1.0 if name == bound else HALF, each) for name, each in self.here.items()]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from asap_ray.observation import Observation
     from asap_ray.physics.estimate import Estimate
     from asap_ray.plan import Plan
+    from asap_ray.recall import Recall
     from asap_ray.report.rounds import Round
     from asap_ray.tiers.finding import Finding
     from asap_ray.workload import Workload
@@ -83,9 +84,9 @@ class Searched:
 
     `trials` are in the order in which they were known, those with the first bundle of flags (`base`) before the others.
     `refused` counts plans that fit and that our trainer has no program for, by rule, or a program that does not fit,
-    under "memory"; `stopped` says why no more
-    were compiled. `observed` is what the best plan's program shows. `rounds` is what the agents decided,
-    `confirmed` what was run again at the end.
+    under "memory"; `stopped` says why no more were compiled. `observed` is what the best plan's program shows. `rounds`
+    is what the agents decided, `recall` what they had recalled of earlier runs (None: they have no memory), `confirmed`
+    what was run again at the end.
     """
 
     base: str
@@ -95,6 +96,7 @@ class Searched:
     stopped: str = ""
     observed: Observation | None = None
     rounds: tuple[Round, ...] = ()
+    recall: Recall | None = None
     confirmed: tuple[Confirmed, ...] = ()
 
     @property
@@ -192,6 +194,11 @@ class SliceAnswer:
     def searches(self) -> tuple[Searched, ...]:
         """All searches on this slice, in their order."""
         return tuple(each for each in (self.compiled, self.searched) if each is not None)
+
+    @property
+    def recall(self) -> Recall | None:
+        """What the searches on this slice had recalled, the same for all of them; None where they have no memory."""
+        return next((each.recall for each in self.searches if each.recall is not None), None)
 
     @property
     def trials(self) -> tuple[Tried, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from asap_ray.diagnosis import Diagnosis, diagnose, diagnose_observed
+from asap_ray.recall import Recall
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import COMPILER, FLAGS, Searched, SliceAnswer, Tried
 from asap_ray.report.compiled import NOT_COMPILED, before_of
@@ -24,6 +25,8 @@ MASKS = {
 
 def search_blocks(one: SliceAnswer) -> Iterator[Block]:
     """Everything that was decided on a slice; none where no agents searched."""
+    if one.recall is not None and (facts := recall_facts(one.recall)):
+        yield Block(title=f"Recalled for {one.slice.name}", facts=facts)
     for found in one.searches:
         for each in found.rounds:
             yield round_block(each, found, one.slice.name)
@@ -52,6 +55,12 @@ def _tables(one: SliceAnswer, found: Searched) -> Iterator[Block]:
             title=f"Predicted against observed on {one.slice.name}",
             grid=Grid(header=header, rows=tuple(rows), words=("figure", "predicted by")),
         )
+
+
+def recall_facts(recall: Recall) -> tuple[tuple[str, str], ...]:
+    """What was recalled of earlier runs: cases, the most alike first, and records of cards that have one."""
+    told = [(each.name, f"{each.similarity:.0%} alike, {each.sort}: {each.text}: {each.plan}") for each in recall.cases]
+    return (*told, *((name, each.text("")) for name, each in recall.records.items() if each.judged))
 
 
 def round_block(each: Round, found: Searched, where: str) -> Block:

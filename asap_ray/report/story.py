@@ -159,6 +159,7 @@ def _slice_fields(story: Story, one: SliceAnswer) -> dict[str, Any]:
         "space": space_fields(one),
         "priced": estimate_fields(one.priced),
         "best": estimate_fields(best.finding.estimate if best else one.best),
+        "recalled": one.recall.as_dict() if one.recall is not None else None,
         "rounds": [asdict(each) for search in one.searches for each in search.rounds],
         "trials": [_trial_fields(each) for each in one.trials],
         "running": [{"trial": each["trial"], "plan": each["plan"]} for each in story.running_on(one)],

@@ -24,7 +24,7 @@ from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
 from asap_ray.report.answer import Answer, Confirmed, Searched, SliceAnswer, Tried
-from asap_ray.tasks.rounds import rounds_of, searches_of
+from asap_ray.tasks.rounds import recall_of, rounds_of, searches_of
 from asap_ray.tiers.finding import Finding
 from asap_ray.workload import Workload
 
@@ -238,6 +238,7 @@ def _read_searched(where: str, events: Sequence[Mapping[str, Any]]) -> Searched:
         trials=here,
         observed=observed,
         rounds=rounds_of(events, where),
+        recall=recall_of(events, where),
         confirmed=tuple(
             Confirmed(**{**each, "plan": Plan.parse(each["plan"]), "steps_s": tuple(each["steps_s"])})
             for each in event.get("confirmed", ())

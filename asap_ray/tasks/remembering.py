@@ -23,10 +23,10 @@ from asap_ray.report.answer import SliceAnswer, Tried
 from asap_ray.report.search import diagnosis_of
 from asap_ray.stack import stack_from_mapping
 from asap_ray.tasks import record
+from asap_ray.tasks.rounds import RECALLED
 from asap_ray.tasks.setting import Setting
 from asap_ray.workload import Workload
 
-EVENT = "recalled"
 Events = Sequence[Mapping[str, Any]]
 
 
@@ -72,7 +72,7 @@ def recalled_before(events: Events, workload: Workload, stack: Mapping[str, Any]
     recalls: dict[str, Mapping[str, Any]] = {}
     for event in record.of_job(events, workload, stack):
         where = event.get("slice", "")
-        if event["kind"] == EVENT:
+        if event["kind"] == RECALLED:
             recalls[where] = event
         elif event["kind"] == "trial" and where in recalls and where not in found:
             found[where] = read_recall(recalls[where])

@@ -1,4 +1,4 @@
-"""The rounds of a search, read back from what the ledger of its run holds."""
+"""The rounds of a search, and what it had recalled, read back from what the ledger of its run holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from asap_ray.recall import Recall, read_recall
 from asap_ray.report.rounds import Proposed, Round
 
 Event = Mapping[str, Any]
@@ -17,6 +18,8 @@ LISTS: Mapping[str, str] = {
 }
 """Events that a round keeps as they are, with where."""
 SAID = ("kind", "at", "slice")
+RECALLED = "recalled"
+"""The event of what a search recalls of the memory when it starts."""
 BEGINNINGS = ("parameters", "round", "trial", "tried", "searched")
 """With one of these a search on a slice begins; with the last it ends."""
 
@@ -48,6 +51,13 @@ def rounds_of(events: Iterable[Event], where: str) -> tuple[Round, ...]:
         elif found and event["kind"] in (*LISTS, "proposal", "sample"):
             found[-1].append(event)
     return tuple(_round(each, verdicts) for each in found)
+
+
+def recall_of(events: Iterable[Event], where: str) -> Recall | None:
+    """What a run had recalled for a slice; None where it had no memory."""
+    told = (event for event in events if event["kind"] == RECALLED and event.get("slice") == where)
+    event = next(told, None)
+    return read_recall(event) if event else None
 
 
 def _round(events: Iterable[Event], verdicts: Mapping[int, Event]) -> Round:

@@ -30,7 +30,7 @@ from asap_ray.tasks.certifying import certificate_after
 from asap_ray.tasks.confirming import Confirming, Turns, to_confirm
 from asap_ray.tasks.loop import Budget, Loop
 from asap_ray.tasks.recorder import Recorder
-from asap_ray.tasks.remembering import EVENT
+from asap_ray.tasks.rounds import RECALLED
 from asap_ray.tasks.setting import Setting
 from asap_ray.tasks.stages import next_number, that_compiles
 from asap_ray.tasks.trial_tiers import TrialTiers, read_trial
@@ -86,11 +86,12 @@ class Search:
             why = "asap_ray's own trainer has no program that fits for any plan that fits"
             told = self._told(pool, (), f"0 plans {words_of(self.tiers.name).done}: {why}")
             return replace(answer, searched=told, compiled=answer.searched)
-        if (recall := self.recalls.get(where)) is not None:
-            self.recorder.told(where, EVENT, recall.as_dict())
+        recall = self.recalls.get(where)
         searcher = searcher_of(self.config, pool, self.tiers, where, recall, answer.searched)
         bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
+        if recall is not None:
+            self.recorder.told(where, RECALLED, recall.as_dict())
         self.recorder.say(start_words(where, pool, searcher, self.config))
         first = next_number(answer.searched)
         trials = self._trials(where)

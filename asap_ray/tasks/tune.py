@@ -29,7 +29,7 @@ from asap_ray.tasks.derived import write_derived
 from asap_ray.tasks.nothing import explain_nothing
 from asap_ray.tasks.plans import tell_plans, write_plans
 from asap_ray.tasks.recorder import Recorder
-from asap_ray.tasks.rounds import rounds_of, searches_of
+from asap_ray.tasks.rounds import recall_of, rounds_of, searches_of
 from asap_ray.tasks.running import (
     command_line,
     open_run,
@@ -193,12 +193,14 @@ def _remember(config: Config, ledger: Ledger, stream: TextIO) -> None:
 
 
 def _with_rounds(found: SliceAnswer, ledger: Ledger) -> SliceAnswer:
-    """With what the agents decided, as the ledger has it."""
+    """With what the agents recalled and decided, as the ledger has it."""
     if found.searched is None:
         return found
-    last = searches_of(record.last_run(list(ledger.events())), found.slice.name)[-1:]
-    rounds = rounds_of(last[0], found.slice.name) if last else ()
-    return replace(found, searched=replace(found.searched, rounds=rounds))
+    where = found.slice.name
+    last = searches_of(record.last_run(list(ledger.events())), where)[-1:]
+    rounds = rounds_of(last[0], where) if last else ()
+    recall = recall_of(last[0], where) if last else None
+    return replace(found, searched=replace(found.searched, rounds=rounds, recall=recall))
 
 
 def _swept(config: Config, setting: Setting, baseline: Estimate | None, ledger: Ledger) -> tuple[SliceAnswer, ...]:
