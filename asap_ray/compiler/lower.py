@@ -92,7 +92,8 @@ def _compiled(request: Request, program: Any, mesh: Any, steps: Steps) -> Build:
     platform = request.platform
     with steps("trace"):
         # Routing is taken as even, as physics takes it: then experts need no room beyond their share.
-        step = program(request.workload, request.plan, request.stack, mesh, platform=platform, room=1.0)
+        given = {"recipe": request.recipe} if request.recipe else {}
+        step = program(request.workload, request.plan, request.stack, mesh, platform=platform, room=1.0, **given)
         traced = step.jitted.trace(*step.arguments)
     with steps("lower"):
         lowered = traced.lower(lowering_platforms=(platform,))

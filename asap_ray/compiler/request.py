@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from asap_ray.hardware import Slice
 from asap_ray.plan import Plan
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.stack import Stack
 from asap_ray.workload import Workload
 
@@ -28,7 +29,8 @@ class Request:
     """One program to compile: the train step of a plan for a slice, with the compiler's options.
 
     `program` names a function (workload, plan, stack, mesh, platform=…) whose result has `jitted` and `arguments`,
-    `mesh` one (plan, slice, devices) that makes the mesh.
+    `mesh` one (plan, slice, devices) that makes the mesh. `recipe` is what the program has besides the plan, which only
+    our own takes; its flags are among `flags`.
     """
 
     workload: Workload
@@ -38,6 +40,7 @@ class Request:
     flags: tuple[tuple[str, str], ...] = ()
     program: str = PROGRAM
     mesh: str = MESH
+    recipe: Recipe = PLAIN
 
     @property
     def platform(self) -> Literal["tpu", "cuda"]:
@@ -66,7 +69,7 @@ class Request:
             "program": (self.program, self.mesh),
             "sources": sources,
             "toolchain": dict(toolchain),
-        }
+        } | ({"recipe": self.recipe.program.line} if self.recipe.program else {})
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
 
 

@@ -18,6 +18,7 @@ from asap_ray.compiler.request import MESH, PROGRAM, Build, Request
 from asap_ray.physics.calibration import Calibration
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.tiers.cache import Cache, default_cache
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
@@ -70,9 +71,9 @@ class Compile:
         """The trainer and the compiler that its results are evidence for."""
         return self._reader.evidence
 
-    def job(self, plan: Plan) -> Job:
-        """The work that compiles a plan; an executor must run it in a fresh process."""
-        request, options = self._request(plan), self.options
+    def job(self, plan: Plan, recipe: Recipe = PLAIN) -> Job:
+        """The work that compiles a plan with a recipe; an executor must run it in a fresh process."""
+        request, options = self._request(plan, recipe), self.options
         folder = str(options.cache) if options.cache else None
         return Job(
             name=f"{self.problem.slice.name} {plan.line}",
@@ -83,11 +84,11 @@ class Compile:
             isolated=True,
         )
 
-    def known(self, plan: Plan) -> Finding | None:
+    def known(self, plan: Plan, recipe: Recipe = PLAIN) -> Finding | None:
         """What is said of a plan that was compiled before with all the same; None where it was not."""
         if self.options.cache is None:
             return None
-        build = Cache(self.options.cache).read(self._key(self._request(plan)))
+        build = Cache(self.options.cache).read(self._key(self._request(plan, recipe)))
         return self._reader.read(plan, build, cached=True) if build else None
 
     def read(self, outcome: Outcome) -> Finding:
@@ -104,7 +105,7 @@ class Compile:
             lost=outcome.lost,
         )
 
-    def _request(self, plan: Plan) -> Request:
+    def _request(self, plan: Plan, recipe: Recipe = PLAIN) -> Request:
         problem, options = self.problem, self.options
         return Request(
             workload=problem.workload,
@@ -114,6 +115,7 @@ class Compile:
             flags=tuple(sorted(options.flags.items())),
             program=options.program,
             mesh=options.mesh,
+            recipe=recipe.program,
         )
 
     def _key(self, request: Request) -> str:

@@ -36,7 +36,8 @@ class AttentionShape:
     """How a layer attends.
 
     `window`: keys a query sees, itself included (0: all). `scale` multiplies q · k. `context` is the size of the mesh
-    axis of that name. `kernel`: splash on TPU, cudnn on NVIDIA GPUs, reference anywhere.
+    axis of that name. `kernel`: splash on TPU, cudnn on NVIDIA GPUs, reference anywhere. `tiles` are splash's, in
+    queries and keys (0: its own choice).
     """
 
     causal: bool = True
@@ -44,6 +45,7 @@ class AttentionShape:
     scale: float
     context: int = 1
     kernel: KernelName = "reference"
+    tiles: tuple[int, int] = (0, 0)
 
 
 def order(seq_len: int, context: int) -> np.ndarray:
@@ -83,12 +85,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, how: AttentionShape, sinks:
         return jnp.swapaxes(out, 1, 2)
 
 
-def kernel_named(name: KernelName) -> Kernel:
+def kernel_named(name: KernelName, tiles: tuple[int, int] = (0, 0)) -> Kernel:
     """The two passes of a kernel; its own imports wait until then."""
     if name == "splash":
         from asap_ray.trainer import splash
 
-        return splash.KERNEL
+        return splash.tiled(*tiles) if any(tiles) else splash.KERNEL
     if name == "cudnn":
         from asap_ray.trainer import cudnn
 
@@ -109,7 +111,7 @@ def _fused(
 def _fused_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, first: jax.Array | None, how: AttentionShape
 ) -> tuple[Any, ...]:
-    kernel = kernel_named(how.kernel)
+    kernel = kernel_named(how.kernel, how.tiles)
     if how.context > 1:
         out, lse = ring.forward(q, k, v, ring.Ring(how.context, kernel, how.causal, how.scale))
     else:
@@ -124,7 +126,7 @@ def _fused_forward(
 
 def _fused_backward(how: AttentionShape, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
     q, k, v, sinks, first, out, lse = saved
-    kernel = kernel_named(how.kernel)
+    kernel = kernel_named(how.kernel, how.tiles)
     with jax.named_scope("attention"):
         delta = jnp.einsum("bhsv,bhsv->bhs", out, gradient, preferred_element_type=jnp.float32)
         rows = Rows(out=out, gradient=gradient, lse=lse, delta=delta)

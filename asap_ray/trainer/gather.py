@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from asap_ray.physics.phases import Phase, gather_phases, scatter_phases
@@ -16,19 +17,48 @@ from asap_ray.plan import Plan
 Phases = tuple[Phase, ...]
 
 
-def gathered(weight: jax.Array, shards: PartitionSpec, plan: Plan, torus: bool) -> jax.Array:
+def gathered(weight: jax.Array, shards: PartitionSpec, plan: Plan, torus: bool, leading: int = 0) -> jax.Array:
     """A weight's shards brought together over the mesh axes named; its gradient is reduce-scattered over them.
 
-    `torus` says that the compiler is that of a chip whose links form one.
+    `torus` says that the compiler is that of a chip whose links form one; `leading` dimensions come before those of the
+    weight.
     """
+    for dimension, there, back in _steps(shards, plan, torus):
+        weight = _together(weight, leading + dimension, there, back)
+    return weight
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def held(shard: jax.Array, whole: jax.Array, shards: PartitionSpec, plan: Plan, torus: bool) -> jax.Array:
+    """A weight that was gathered before, as it is; its gradient is the shard's, scattered as `gathered` does."""
+    return whole
+
+
+def _held_forward(shard: jax.Array, whole: jax.Array, shards: PartitionSpec, plan: Plan, torus: bool) -> tuple:
+    return whole, None
+
+
+def _held_backward(shards: PartitionSpec, plan: Plan, torus: bool, _: None, gradient: jax.Array) -> tuple:
+    mine = gradient
+    for dimension, there, back in _steps(shards, plan, torus)[::-1]:
+        (mine,) = _backward(dimension, there, back, None, mine)
+    return mine, jnp.zeros_like(gradient)
+
+
+held.defvjp(_held_forward, _held_backward)
+
+
+def _steps(shards: PartitionSpec, plan: Plan, torus: bool) -> list[tuple[int, Phases, Phases]]:
+    """For each dimension that is sharded, the phases in which it is gathered, and those in which it is scattered."""
+    found = []
     for dimension, entry in enumerate(shards):
         axes = (entry,) if isinstance(entry, str) else tuple(entry or ())
         if axes:
             at_once = (Phase(axes),)
             there = gather_phases(axes, plan) if torus else at_once
             back = scatter_phases(axes, plan) if torus else at_once
-            weight = _together(weight, dimension, there, back)
-    return weight
+            found.append((dimension, there, back))
+    return found
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

@@ -120,6 +120,7 @@ def shape_of(spec: Spec, window: int, width: int) -> AttentionShape:
         scale=1.0 / math.sqrt(width),
         context=spec.sizes["context"],
         kernel=spec.kernel,
+        tiles=(spec.recipe.block_q, spec.recipe.block_kv),
     )
 
 

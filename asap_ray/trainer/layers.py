@@ -20,6 +20,8 @@ from asap_ray.trainer.spec import Spec, psum
 ROPE_BASE = 10_000.0
 """Base of the rotary angles (RoFormer, arXiv 2104.09864, section 3.2.2); models differ, and none of it costs time."""
 NORM_EPSILON = 1e-6
+WHOLE = "whole"
+"""The name by which a recomputation policy keeps a gathered weight from the forward to the backward pass."""
 
 
 class Block(nnx.Module):
@@ -63,7 +65,8 @@ class Block(nnx.Module):
         with jax.named_scope("gather"):
             shard = weight[...].astype(self.spec.dtype)
             shard = shard.reshape(*shard.shape[:-2], -1) if flat else shard
-            return gathered(shard, weight.shards, self.spec.plan, torus=self.spec.platform == "tpu")
+            whole = gathered(shard, weight.shards, self.spec.plan, torus=self.spec.platform == "tpu")
+            return checkpoint_name(whole, WHOLE)
 
 
 class Norm(Block):

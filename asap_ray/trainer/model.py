@@ -7,7 +7,7 @@ policy of the plan: what it names is saved, what it offloads goes to the host, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from asap_ray.architecture import Architecture
 from asap_ray.layers import LatentAttention
 from asap_ray.stack import Remat
 from asap_ray.trainer.attention import positions
+from asap_ray.trainer.groups import Part, Whole, parts_of, standing, taken, whole_of
 from asap_ray.trainer.heads import MultiLatentAttention, SelfAttention
-from asap_ray.trainer.layers import Block, FeedForward, Norm, Turns, gather_sequence, scatter_sequence, turns
+from asap_ray.trainer.layers import WHOLE, Block, FeedForward, Norm, Turns, gather_sequence, scatter_sequence, turns
 from asap_ray.trainer.loss import cross_entropy
 from asap_ray.trainer.mixture import Mixture
 from asap_ray.trainer.spec import NotTrainedError, Spec
@@ -165,13 +166,33 @@ class Decoder(Block):
             at = jax.lax.dynamic_slice_in_dim(at, jax.lax.axis_index("tensor") * length, length)
         return jnp.take(self.whole(self.learned), at, axis=0)
 
-    def layers(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [b, s, d] after all layers that this device holds, and the choices of experts that they dropped."""
-        turn, dropped = self.turns, jnp.zeros((), jnp.float32)
-        for run in self.runs:
-            x, more = scanned(run, x, turn, saving(self.spec.remat))
+    def layers(self, x: jax.Array, whole: Sequence[Whole] = ()) -> tuple[jax.Array, jax.Array]:
+        """x [b, s, d] after all layers that this device holds, and the choices of experts that they dropped.
+
+        `whole` are weights that are held (`whole_layers`); without them each layer that is held gathers its own in the
+        forward pass, and keeps them until the backward pass.
+        """
+        turn, dropped, kept = self.turns, jnp.zeros((), jnp.float32), iter(whole)
+        for run, part in self._parts():
+            held = next(kept, None) if part.held else None
+            policy = saving(part.remat, WHOLE) if part.held and held is None else saving(part.remat)
+            x, more = scanned(run, x, turn, policy, held)
             dropped += more
         return x, dropped
+
+    def whole_layers(self) -> list[Whole]:
+        """The weights of the layers that are held, part by part."""
+        with jax.named_scope("hold"):
+            return [whole_of(self.spec, run) for run, part in self._parts() if part.held]
+
+    def _parts(self) -> list[tuple[nnx.List, Part]]:
+        """The runs of layers, cut where a recipe treats layers otherwise."""
+        cut = parts_of(self.spec, [(run[0].stacked, len(run)) for run in self.runs])
+        return [
+            (run if len(parts) == 1 else taken(run, part), part)
+            for run, parts in zip(self.runs, cut, strict=True)
+            for part in parts
+        ]
 
     def loss(self, x: jax.Array, targets: jax.Array) -> jax.Array:
         """This device's share of the summed loss of targets [b, s], from x [b, s / tensor, d] after the layers."""
@@ -182,24 +203,29 @@ class Decoder(Block):
             return cross_entropy(x.reshape(-1, model.d_model), head, targets.reshape(-1), split, model.vocab)
 
 
-def scanned(run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
-    """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats; and what of experts'
-    choices they dropped."""
+def scanned(
+    run: nnx.List, x: jax.Array, turn: Turns, policy: Callable[..., Any], whole: Whole | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """x [b, s, d] after the layers of a run, whose weights' arrays have a leading axis of repeats, and so has what of
+    them is held `whole`; and what of experts' choices they dropped."""
     graph, weights = nnx.split(run)
 
-    def repeat(x: jax.Array, each: nnx.State) -> tuple[jax.Array, jax.Array]:
+    def repeat(x: jax.Array, each: Any) -> tuple[jax.Array, jax.Array]:
         dropped = jnp.zeros((), jnp.float32)
         for i in range(len(run)):
 
-            def layer(x: jax.Array, each: nnx.State, i: int = i) -> tuple[jax.Array, jax.Array]:
-                return nnx.merge(graph, each)[i](x, turn)
+            def layer(x: jax.Array, each: Any, i: int = i) -> tuple[jax.Array, jax.Array]:
+                if whole is None:
+                    return nnx.merge(graph, each)[i](x, turn)
+                mine, there = each
+                return standing(run[0].spec, nnx.merge(graph, mine), there)[i](x, turn)
 
             x, more = jax.checkpoint(layer, policy=policy, prevent_cse=False)(x, each)
             dropped += more
         return x, dropped
 
     with jax.named_scope("layers"):
-        x, dropped = jax.lax.scan(repeat, x, weights)
+        x, dropped = jax.lax.scan(repeat, x, weights if whole is None else (weights, whole))
         return x, dropped.sum()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from asap_ray.plan import AXES, Plan
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.stack import Remat, Stack
 from asap_ray.trainer.attention import KernelName
 from asap_ray.trainer.experts import ROOM
@@ -28,7 +29,7 @@ class NotTrainedError(ValueError):
 class Spec:
     """A workload and a plan as the model reads them; `sizes` are those of the mesh axes by name.
 
-    `multiplies` is the format inside matmuls: that of `dtype`, or fp8.
+    `remat` is the plan's policy, with what a recipe saves in all layers.
     """
 
     workload: Workload
@@ -37,6 +38,7 @@ class Spec:
     rules: Rules
     platform: Platform
     room: float = ROOM
+    recipe: Recipe = PLAIN
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -59,11 +61,13 @@ class Spec:
         return FLASH_KERNELS[self.platform] if self.plan.attention == "flash" else "reference"
 
 
-def spec_of(workload: Workload, plan: Plan, stack: Stack, platform: Platform, room: float = ROOM) -> Spec:
-    """What the trainer needs to know of a plan of a stack.
+def spec_of(
+    workload: Workload, plan: Plan, stack: Stack, platform: Platform, room: float = ROOM, recipe: Recipe = PLAIN
+) -> Spec:
+    """What the trainer needs to know of a plan of a stack, with a recipe.
 
     Raises:
-        NotTrainedError: the stack or the plan has something that this trainer lacks.
+        NotTrainedError: the stack, the plan or the recipe has something that this trainer lacks.
     """
     policy = next((each for each in stack.remat if each.name == plan.remat), None)
     for bad, why in (
@@ -74,12 +78,29 @@ def spec_of(workload: Workload, plan: Plan, stack: Stack, platform: Platform, ro
         (plan.schedule not in ("none", "gpipe", "interleaved"), f"schedule={plan.schedule}; its pipeline is a loop"),
         (plan.zero > 1, f"zero={plan.zero}; it has 0 and 1"),
         (plan.axes["tensor"] > 1 and not plan.sequence_parallel, "tensor without sequence_parallel"),
+        (bool(recipe.hold) and workload.architecture.experts is not None, f"hold={recipe.hold} with experts"),
+        (plan.axes["pipeline"] > 1 and cuts_layers(recipe), f"{recipe.line} with a pipeline"),
     ):
         if bad:
             raise NotTrainedError(f"the trainer has no program for this plan: {why}")
     assert policy is not None
     sizes: dict[str, int] = dict(zip(AXES, plan.sizes, strict=True))
-    return Spec(workload=workload, plan=plan, remat=policy, rules=rules(stack, sizes), platform=platform, room=room)
+    if recipe.save and not recipe.save_layers:
+        policy = replace(policy, saved=policy.saved | set(recipe.save))
+    return Spec(
+        workload=workload,
+        plan=plan,
+        remat=policy,
+        rules=rules(stack, sizes),
+        platform=platform,
+        room=room,
+        recipe=recipe,
+    )
+
+
+def cuts_layers(recipe: Recipe) -> bool:
+    """Whether a recipe treats some layers otherwise than others."""
+    return bool(recipe.hold or (recipe.save and recipe.save_layers))
 
 
 def psum(value: jax.Array, spec: Spec, *axes: str) -> jax.Array:

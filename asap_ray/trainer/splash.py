@@ -40,10 +40,10 @@ def tile(length: int, largest: int) -> int:
     return max(size for size in range(LANES, largest + 1, LANES) if length % size == 0)
 
 
-def block_sizes(queries: int, keys: int, width: int = LANES) -> splash.BlockSizes:
-    """Tiles for a block of this size."""
+def block_sizes(queries: int, keys: int, width: int = LANES, wanted: tuple[int, int] = (0, 0)) -> splash.BlockSizes:
+    """Tiles for a block of this size; `wanted` are upper limits for those of queries and keys, 0 for the usual one."""
     largest = LARGEST if width <= LANES else LARGEST // 2
-    q, kv = tile(queries, largest), tile(keys, largest)
+    q, kv = tile(queries, wanted[0] or largest), tile(keys, wanted[1] or largest)
     compute = tile(kv, LARGEST_COMPUTE)
     fused = keys == kv or (kv == LARGEST and keys // kv <= MOST_PARTIALS)
     return splash.BlockSizes(
@@ -67,13 +67,15 @@ def _library_mask(mask: Mask, queries: int, keys: int) -> masks.Mask:
 
 
 @functools.lru_cache(maxsize=64)
-def library_kernel(mask: Mask, heads: int, queries: int, keys: int, width: int) -> splash.SplashAttentionKernel:
+def library_kernel(
+    mask: Mask, heads: int, queries: int, keys: int, width: int, wanted: tuple[int, int] = (0, 0)
+) -> splash.SplashAttentionKernel:
     """The library's kernel for a mask, made once; what it knows of the mask is NumPy, free of any trace."""
     every_head = masks.MultiHeadMask([_library_mask(mask, queries, keys)] * heads)
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
             every_head,
-            block_sizes=block_sizes(queries, keys, width),
+            block_sizes=block_sizes(queries, keys, width, wanted),
             head_shards=1,
             q_seq_shards=1,
             save_residuals=True,
@@ -91,16 +93,18 @@ class Block:
     mask: Mask
     first: jax.Array | None
     interpret: bool
+    wanted: tuple[int, int] = (0, 0)
 
     @property
     def kernel(self) -> splash.SplashAttentionKernel:
         """The library's kernel for this shape."""
-        return library_kernel(self.mask, self.q.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3])
+        _, heads, queries, width = self.q.shape
+        return library_kernel(self.mask, heads, queries, self.k.shape[2], width, self.wanted)
 
     @property
     def tiles(self) -> splash.BlockSizes:
         """Tile sizes of this shape."""
-        return block_sizes(self.q.shape[2], self.k.shape[2], self.q.shape[3])
+        return block_sizes(self.q.shape[2], self.k.shape[2], self.q.shape[3], self.wanted)
 
     @property
     def segments(self) -> splash.SegmentIds | None:
@@ -144,11 +148,12 @@ def forward(
     scale: float,
     first: jax.Array | None = None,
     interpret: bool = False,
+    wanted: tuple[int, int] = (0, 0),
 ) -> tuple[jax.Array, jax.Array]:
     """Output and log-sum-exp of one block; see `Kernel`."""
     if q.shape[2] % LANES or k.shape[2] % LANES:
         return unfused.forward(q, k, v, mask, scale, first)
-    block = Block(q, k, v, mask, first, interpret)
+    block = Block(q, k, v, mask, first, interpret, wanted)
     run = block.call(
         _forward_pass,
         qk_matmuls=1,
@@ -179,11 +184,12 @@ def backward(
     scale: float,
     first: jax.Array | None = None,
     interpret: bool = False,
+    wanted: tuple[int, int] = (0, 0),
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of q, k and v of one block; see `Kernel`."""
     if q.shape[2] % LANES or k.shape[2] % LANES:
         return unfused.backward(q, k, v, rows, mask, scale, first)
-    block = Block(q, k, v, mask, first, interpret)
+    block = Block(q, k, v, mask, first, interpret, wanted)
     tiles, kernel = block.tiles, block.kernel
     layouts = {name: getattr(tiles, name) for name in ("q_layout", "k_layout", "v_layout")}
     of_keys = block.call(
@@ -223,6 +229,12 @@ def _queries_pass(q: Any, k: Any, v: Any, lse: Any, gradient: Any, delta: Any, *
 
 def _scaled(x: jax.Array, scale: float) -> jax.Array:
     return (x * jnp.float32(scale)).astype(x.dtype)
+
+
+def tiled(block_q: int, block_kv: int, interpret: bool = False) -> Kernel:
+    """The kernels with tiles of at most so many queries and keys; 0 leaves the usual limit."""
+    given = {"interpret": interpret, "wanted": (block_q, block_kv)}
+    return Kernel(functools.partial(forward, **given), functools.partial(backward, **given))
 
 
 KERNEL = Kernel(forward, backward)

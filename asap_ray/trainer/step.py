@@ -6,6 +6,7 @@ gathered, multiplied and sent is narrow. Gradients of the micro-batches add up i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +17,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asap_ray.plan import Plan
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.stack import Stack
 from asap_ray.trainer.experts import ROOM
+from asap_ray.trainer.groups import Whole
 from asap_ray.trainer.model import Decoder, saving, scanned
 from asap_ray.trainer.optimizer import AdamW, State
 from asap_ray.trainer.pipeline import pipelined
@@ -46,14 +49,21 @@ class TrainStep:
 
 
 def train_step(
-    workload: Workload, plan: Plan, stack: Stack, mesh: Mesh, *, platform: Platform, room: float = ROOM
+    workload: Workload,
+    plan: Plan,
+    stack: Stack,
+    mesh: Mesh,
+    *,
+    platform: Platform,
+    room: float = ROOM,
+    recipe: Recipe = PLAIN,
 ) -> TrainStep:
     """The step of a plan on a mesh made by `sharding.device_mesh`; `room` is that of experts (`experts.ROOM`).
 
     Raises:
-        NotTrainedError: the trainer has no program for this plan or model.
+        NotTrainedError: the trainer has no program for this plan, model or recipe.
     """
-    spec = spec_of(workload, plan, stack, platform, room)
+    spec = spec_of(workload, plan, stack, platform, room, recipe)
     graph, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(spec, nnx.Rngs(0))))
     _check_stages(spec, shapes)
     weights = {path: variable.get_value() for path, variable in nnx.to_flat_state(shapes)}
@@ -118,16 +128,20 @@ def _step(
     """The step on one device: its shards of the state, its part of tokens and targets [micro-batches, b, s]."""
     total = spec.workload.tokens_per_step
 
-    def share(weights: dict, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def share(
+        weights: dict, tokens: jax.Array, targets: jax.Array, whole: Sequence[Whole] = ()
+    ) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(graph, nnx.from_flat_state(weights))
-        run = _pipelined_loss if spec.sizes["pipeline"] > 1 else _loss
-        loss, dropped = run(model, tokens, targets)
+        if spec.sizes["pipeline"] > 1:
+            loss, dropped = _pipelined_loss(model, tokens, targets)
+        else:
+            loss, dropped = _loss(model, tokens, targets, whole)
         return loss / total, dropped
 
     if spec.sizes["pipeline"] > 1:  # one loop holds all micro-batches, and adds their gradients up in float32
         told, gradients = jax.value_and_grad(share, has_aux=True)(state.weights, tokens, targets)
     else:
-        told, gradients = _accumulated(spec, share, state.weights, tokens, targets)
+        told, gradients = _accumulated(spec, graph, share, state.weights, tokens, targets)
     with jax.named_scope("optimizer"):
         state, norm = optimizer.update(state, gradients)
     loss, dropped = (psum(each, spec, *spec.sizes) for each in told)
@@ -135,10 +149,13 @@ def _step(
 
 
 def _accumulated(
-    spec: Spec, share: Any, weights: dict, tokens: jax.Array, targets: jax.Array
+    spec: Spec, graph: nnx.GraphDef, share: Any, weights: dict, tokens: jax.Array, targets: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], dict]:
     """Loss, what was dropped and gradients, summed over micro-batches, of the weights copied in the compute format."""
     narrow = jax.tree.map(lambda w: w.astype(spec.dtype), weights)
+    if spec.recipe.hold and spec.plan.accumulation > 1:  # before the first micro-batch, and for all of them
+        whole = nnx.merge(graph, nnx.from_flat_state(narrow)).whole_layers()
+        share = partial(share, whole=whole)
     differentiate = jax.value_and_grad(share, has_aux=True)
     if spec.plan.accumulation == 1:
         return differentiate(narrow, tokens[0], targets[0])
@@ -153,9 +170,9 @@ def _accumulated(
     return jax.lax.scan(add, nothing, (tokens, targets))[0]
 
 
-def _loss(model: Decoder, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _loss(model: Decoder, tokens: jax.Array, targets: jax.Array, whole: Sequence[Whole]) -> tuple[jax.Array, jax.Array]:
     """This device's share of the summed loss of one micro-batch [b, s], and what it dropped."""
-    x, dropped = model.layers(model.embed(tokens))
+    x, dropped = model.layers(model.embed(tokens), whole)
     return model.loss(x, targets), dropped
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from asap_ray.hardware import Slice
 from asap_ray.plan import Plan
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.stack import Stack
 from asap_ray.workload import Workload
 
@@ -25,6 +26,7 @@ class RunRequest:
     `memory_bytes` is what a process may take of the host; 0 is no limit. `trace` asks for a profile of one more step.
     `stands_for` is the plan of the whole job, where this is a smaller one that is run in its place.
     `cache` is a folder of JAX's own cache of executables, so that a plan that runs again is not compiled again.
+    `recipe` is what the program has besides the plan.
     """
 
     workload: Workload
@@ -43,6 +45,7 @@ class RunRequest:
     trace: bool = True
     cache: str = ""
     stands_for: Plan | None = None
+    recipe: Recipe = PLAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

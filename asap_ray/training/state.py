@@ -25,7 +25,7 @@ def prepared(
     """
     job, plan = request.workload, request.plan
     mesh = device_mesh(plan, request.slice, devices)
-    step = train_step(job, plan, request.stack, mesh, platform=request.platform)
+    step = train_step(job, plan, request.stack, mesh, platform=request.platform, recipe=request.recipe)
     tokens = np.random.default_rng(seed).integers(0, job.architecture.vocab, (job.global_batch, job.seq_len))
     batch = (_placed(step, request, tokens), _placed(step, request, np.roll(tokens, -1, axis=1)))
     return step, lambda: _stored(step, request, step.init(jax.random.key(seed))), batch

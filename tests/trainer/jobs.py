@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from asap_ray.architecture import architecture_from_mapping
 from asap_ray.plan import AXES, Plan
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.settings import load_group
 from asap_ray.stack import Stack, stack_from_mapping
 from asap_ray.trainer.attention import order
@@ -68,12 +69,13 @@ def workload(model: str, capacity: float = 0.0) -> Workload:
     )
 
 
-def step_on_host(job: Workload, line: str) -> TrainStep:
+def step_on_host(job: Workload, line: str, recipe: Recipe = PLAIN) -> TrainStep:
     """The step of a plan on as many host devices as it takes."""
     plan = Plan.parse(line if "precision" in line else f"{line} precision=fp32")
     devices = np.array(jax.devices()[: int(np.prod(plan.sizes))]).reshape(plan.sizes)
     mesh = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    return train_step(job, plan, ours(), mesh, platform="cpu", room=plan.axes["expert"])  # all rows may go to one rank
+    room = plan.axes["expert"]  # all rows may go to one rank
+    return train_step(job, plan, ours(), mesh, platform="cpu", room=room, recipe=recipe)
 
 
 def stored_order(layers: int, stages: int, chunks: int) -> np.ndarray:
@@ -83,9 +85,11 @@ def stored_order(layers: int, stages: int, chunks: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def trained(job: Workload, line: str, steps: int = 2) -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
+def trained(
+    job: Workload, line: str, steps: int = 2, recipe: Recipe = PLAIN
+) -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
     """Loss and gradient norm of each of some steps on the same tokens, and the weights after them, by their path."""
-    made, plan = step_on_host(job, line), Plan.parse(line)
+    made, plan = step_on_host(job, line, recipe), Plan.parse(line)
     state = made.init(jax.random.key(0))
     places = stored_order(job.architecture.layers, plan.axes["pipeline"], plan.virtual)
     if plan.axes["pipeline"] > 1:
