@@ -177,3 +177,16 @@ def test_compiling_takes_a_third_of_the_minutes_at_most(command, pretend_run: ty
     assert first.budget == BudgetConfig(minutes=20.0, compile=6)
     assert second.tiers == ["roofline", "run"]
     assert second.budget == BudgetConfig(minutes=60.0, chip_hours=2.0, trials=9)
+
+
+def test_what_a_proxy_stands_for_is_not_confirmed_and_its_certificate_is_no_clocks(
+    command, pretend_run: type[PretendRun]
+) -> None:
+    given = ("+model=tiny", "hardware=v5e-4", "tiers=[roofline,run]", "stack=ours", "budget.trials=3", "output=json")
+    whole = answer(command(*given, "run_dir=whole"))
+    assert whole["searched"]["confirmed"]
+    assert whole["certificate"]["measured"] is True
+    found = answer(command(*given, "run_dir=proxy", "run.proxy_layers=2"))
+    assert found["searched"]["confirmed"] == []
+    assert found["certificate"]["measured"] is False
+    assert "confirmed" not in {event["kind"] for event in Ledger(Path("proxy")).events()}
