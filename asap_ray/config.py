@@ -17,7 +17,7 @@ from typing import Any
 
 MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "doctor")
 """Tasks that need neither a model nor hardware."""
-TUNING = ("tune", "doctor", "launch")
+TUNING = ("tune", "doctor", "launch", "compare")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
@@ -295,8 +295,12 @@ class CompareConfig:
         default_factory=lambda: ["auto"],
         metadata=_help("methods by name; auto is the usual set, ablations the playbook without a part each, or all"),
     )
-    seeds: int = field(default=20, metadata=_help("seeds of each method that a seed changes"))
-    trials: int = field(default=100, metadata=_help("trials of one search at most"))
+    seeds: int | None = field(
+        default=None, metadata=_help("seeds of each method that a seed changes; null is 20, with +model 3")
+    )
+    trials: int | None = field(
+        default=None, metadata=_help("trials of one search at most; null is 100, with +model 12")
+    )
     truths: int = field(default=3, metadata=_help("planted truths of each large space"))
     leave_out: str = field(
         default="source",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from asap_ray.physics.estimate import Estimate
 from asap_ray.problem import Problem
+from asap_ray.recall import Recall
 from asap_ray.rules import broken
 from asap_ray.search.pool import Pool, pool_of_estimates
 
@@ -31,6 +33,7 @@ class Field:
     with the margin kept free [plans]. `step_s` is how long a step really takes, NaN where the plan does not run
     [plans], `status` how its trial ends [plans]. A trial sees the step times its own `noise`, a factor that depends on
     row and seed. `seen` are the parts of a step as a profile of the trial shows them, None where nothing shows them.
+    `recall` is what the memory has to say, of other sources alone.
     """
 
     pool: Pool
@@ -39,6 +42,7 @@ class Field:
     status: np.ndarray
     noise: Callable[[int, int], float] = lambda row, seed: 1.0
     seen: Callable[[int], Estimate] | None = None
+    recall: Recall = dataclass_field(default_factory=Recall)
 
     @cached_property
     def gated(self) -> Pool:
@@ -95,6 +99,7 @@ class Replay:
     """A table of measurements: the plans that somebody tried for one workload, with what came of each.
 
     `estimates` are the roofline's, with `constants` that were fitted without the source; `outcomes` are theirs.
+    `recall` is what grounds of other sources have to say.
     """
 
     name: str
@@ -103,13 +108,14 @@ class Replay:
     problem: Problem
     estimates: tuple[Estimate, ...]
     outcomes: tuple[Outcome, ...]
+    recall: Recall = dataclass_field(default_factory=Recall)
     kind: str = "replay"
 
     @property
     def digest(self) -> str:
         """A hash of its plans, their estimates and outcomes."""
         told = [(each.plan.line, f"{each.step_time_s:.9g}", each.fits) for each in self.estimates]
-        return hashlib.blake2s(repr((self.name, told, self.outcomes)).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2s(repr((self.name, told, self.outcomes, self.recall)).encode(), digest_size=8).hexdigest()
 
     def field(self) -> Field:
         """Its plans and their outcomes."""
@@ -120,4 +126,5 @@ class Replay:
             gate=legal & (pool.hbm_bytes <= self.problem.hbm_limit_bytes),
             step_s=np.array([step or np.nan for _, step in self.outcomes]),
             status=np.array([status for status, _ in self.outcomes]),
+            recall=self.recall,
         )

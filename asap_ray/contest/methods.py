@@ -89,7 +89,7 @@ LATER = ("policy", "llm")
 
 def _agents(brain: Callable[[], Brain], rules: Rules, pool_of: str, field: Field, seed: int) -> Searcher:
     pool = field.gated if pool_of == "gated" else field.pool
-    return Coordinator(pool=pool, brain=brain(), study=Study(pool, "tpe", seed), rules=rules)
+    return Coordinator(pool=pool, brain=brain(), study=Study(pool, "tpe", seed), rules=rules, recall=field.recall)
 
 
 def _methods() -> dict[str, Method]:
@@ -167,13 +167,19 @@ def ablations() -> list[Method]:
 
     def made(kind: type[Coordinator], brain: Callable[[], Brain], rules: Rules) -> Callable[[Field, int], Searcher]:
         def make(field: Field, seed: int) -> Searcher:
-            return kind(pool=field.gated, brain=brain(), study=Study(field.gated, "tpe", seed), rules=rules)
+            study = Study(field.gated, "tpe", seed)
+            return kind(pool=field.gated, brain=brain(), study=study, rules=rules, recall=field.recall)
 
         return make
 
     def without_floors(field: Field, seed: int) -> Searcher:
         pool = unpruned(field.gated)
-        return Coordinator(pool=pool, brain=_playbook(), study=Study(pool, "tpe", seed), rules=alone)
+        return Coordinator(
+            pool=pool, brain=_playbook(), study=Study(pool, "tpe", seed), rules=alone, recall=field.recall
+        )
+
+    def without_memory(field: Field, seed: int) -> Searcher:
+        return Coordinator(pool=field.gated, brain=_playbook(), study=Study(field.gated, "tpe", seed), rules=alone)
 
     def cardless() -> Brain:
         return Playbook(cards=())
@@ -182,6 +188,7 @@ def ablations() -> list[Method]:
         "no_gate": ("the memory and legality gate", partial(_agents, _playbook, alone, "raw")),
         "no_floors": ("pruning by floors", without_floors),
         "no_cards": ("cards", made(Coordinator, cardless, alone)),
+        "no_memory": ("memory of other sources", without_memory),
         "no_diagnosis": ("diagnosis", made(Coordinator, _playbook, replace(alone, diagnosing=False))),
         "no_narrowing": ("narrowing", made(Unnarrowed, _playbook, alone)),
         "no_calibration": ("correction of the roofline by trials", made(Uncalibrated, _playbook, alone)),

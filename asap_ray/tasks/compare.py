@@ -1,13 +1,13 @@
 """`task=compare`: search methods against each other on measured tables, on planted faults, or on the user's own job.
 
 Each ground is searched by each method with each seed: one Ray task for all seeds of a method on a ground. What is done
-is in the ledger, and the same command again goes on from there.
+is in the ledger, and the same command again goes on from there. With `+model` trials go through the tiers of that
+command (`comparing_own`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 import time
@@ -25,9 +25,8 @@ from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor.protocol import Executor
 from asap_ray.ledger import Ledger
 from asap_ray.report.comparison import ComparisonAnswer, comparison_fields
+from asap_ray.report.comparison_files import write_comparison
 from asap_ray.report.comparison_outline import outline
-from asap_ray.report.comparison_page import comparison_page
-from asap_ray.report.files import write_whole
 from asap_ray.report.progress import progress
 from asap_ray.settings import data_dir
 from asap_ray.tasks.planting import planted_grounds
@@ -37,6 +36,8 @@ from asap_ray.tasks.validate import carried_tables
 from asap_ray.tiers.protocol import Job
 
 PLAYED = "played"
+SEEDS, TRIALS = 20, 100
+"""Seeds of a method that a seed changes, and trials of one search, where none are given."""
 SUBSET = 5
 """Of the grounds that slow methods are played on: one in so many of each source, the first of them always."""
 SLOW_SEEDS = 3
@@ -50,12 +51,14 @@ def run(config: Config) -> int:
         AsapError: something for the user to change.
     """
     started = time.monotonic()
-    methods = methods_named(tuple(config.compare.methods))
     if config.model:
-        raise ConfigError("+model", config.model_name, "not part of this version for task=compare; leave it out")
+        from asap_ray.tasks import comparing_own  # it knows compilers and trainers, which tables need not
+
+        return comparing_own.run(config, started)
+    methods = methods_named(tuple(config.compare.methods))
     grounds = grounds_of(config)
     ledger = begin(config)
-    budget = Budget(trials=config.compare.trials, width=config.search.proposals)
+    budget = Budget(trials=config.compare.trials or TRIALS, width=config.search.proposals)
     played, resumed = all_played(config, ledger, grounds, methods, budget)
     answer = ComparisonAnswer(
         grounds=tuple(grounds),
@@ -167,7 +170,7 @@ def _seeds(
     config: Config, grounds: Sequence[Ground], ground: Ground, method: Method, listed: Sequence[str]
 ) -> list[int]:
     """The seeds of a method on a ground; slow methods are played on a subset, with few, unless asked for by name."""
-    count = config.compare.seeds
+    count = config.compare.seeds or SEEDS
     if method.name in SLOW and method.name not in listed:
         alike = [each.name for each in grounds if each.source == ground.source]
         if alike.index(ground.name) % SUBSET:
@@ -195,14 +198,3 @@ def code_digest() -> str:
     for path in sorted((*files, *(data_dir("knowledge") / "cards").glob("*.yaml"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def write_comparison(answer: ComparisonAnswer, fields: dict[str, Any]) -> list[str]:
-    """Write the run's files; returns their names."""
-    texts = {
-        "report.html": comparison_page(answer, fields),
-        "comparison.json": json.dumps(fields, indent=2, allow_nan=False) + "\n",
-    }
-    for name, text in texts.items():
-        write_whole(answer.run_dir / name, text)
-    return list(texts)

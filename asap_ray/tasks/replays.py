@@ -2,18 +2,22 @@
 
 The constants with which the roofline prices a ground are fitted without its source. Of a chip and its links no row of
 the source had a part in them. What a stack decides needs runs of that stack, which are often of one source alone:
-with `source` it is left as it was stated before any fit, with `model` it is fitted to the source's other models
-(`fitting.folds`), never to a row of the ground.
+with `source` it is what was stated before any fit, moved as fits to other sources have moved the same constant of other
+stacks (the median), with `model` it is fitted to the source's other models (`fitting.folds`), never to a row of the
+ground. The memory of a ground is what the fastest plans of other publishers' grounds have to say.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from asap_ray.cases import Case, situation_of
 from asap_ray.contest.ground import Outcome, Replay
-from asap_ray.fitting.parameters import Beliefs, Values, beliefs_of
+from asap_ray.fitting.parameters import Beliefs, Parameter, Values, beliefs_of
 from asap_ray.fitting.store import FOLDS, named_folds
 from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.interchange.measured_groups import MeasuredGroups
@@ -21,13 +25,18 @@ from asap_ray.interchange.measured_tables import read_tables
 from asap_ray.physics.calibration import CONSTANTS, Calibration, calibration_of
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.recall import recalled
 from asap_ray.settings import data_dir, load_group, read_settings, setting_files
 from asap_ray.tasks.predictions import load_mapper, map_rows, predict
 
 LEAST = 8
 """Distinct plans that must have run for a search among them to mean anything."""
+OF_STACK = tuple(name for name, about in CONSTANTS.items() if about["owner"] == "stack")
+FEW = 2
+"""Stacks of other sources whose fits say which way a constant is off; one alone says nothing."""
+TINY = 1e-9
 WITHOUT = {
-    "source": "chip and links: fitted without the source; stack: as stated, fitted to nothing",
+    "source": "chip and links: fitted without the source; stack: as stated, moved as fits of other stacks were",
     "model": "chip and links: fitted without the source; stack: fitted to the source's other models",
     "unseen": "as fitted: no row of the source had a part in it",
 }
@@ -39,12 +48,13 @@ class LeftOut:
     """The constants for a row of a source, chosen by the names of source and model alone: no time of the row is read.
 
     `folds` holds what was fitted without each source and model; `fitted` are the constants with all fits, `stated`
-    without any.
+    without any. `files` are the calibrations as they are written, with the sources that each was fitted to.
     """
 
     fitted: Beliefs
     stated: Beliefs
-    folds: dict[tuple[str, str], Values]
+    folds: Mapping[tuple[str, str], Values]
+    files: Mapping[str, Mapping[str, Any]]
     leave_out: str
 
     def known(self, source: str) -> Values | None:
@@ -67,7 +77,28 @@ class LeftOut:
         if self.leave_out == "model" and own is not None:
             return found
         plain = calibration_of(chip, stack, self.stated.stated)
-        return replace(found, **{n: getattr(plain, n) for n, about in CONSTANTS.items() if about["owner"] == "stack"})
+        return replace(found, **{name: self._moved(name, plain, row.source) for name in OF_STACK})
+
+    def _moved(self, name: str, plain: Calibration, source: str) -> float:
+        """A constant of a stack as stated, moved as fits without the source have moved it in the median."""
+        stated, moves = getattr(plain, name), []
+        for file in self.files.values():
+            if "stack" in file and name in file.get("fitted", {}) and source not in file.get("rows", {}):
+                before, after = self._stated_of(str(file["stack"]), name), float(file["fitted"][name][0])
+                moves.append(after - before if _linear(name) else math.log(max(after, TINY) / max(before, TINY)))
+        move = statistics.median(moves) if len(moves) >= FEW else 0.0
+        about = CONSTANTS[name]
+        return min(max(stated + move if _linear(name) else stated * math.exp(move), about["least"]), about["most"])
+
+    def _stated_of(self, stack: str, name: str) -> float:
+        """What a stack's own file, or else the class of its chips, states."""
+        stated = self.stated.stated
+        return float(stated.stacks.get(stack, {}).get(name, getattr(stated["gpu"], name)))
+
+
+def _linear(name: str) -> bool:
+    """Whether fits move the constant itself, not its logarithm."""
+    return Parameter("", name).linear
 
 
 def load_left_out(leave_out: str, config_dir: str | None = None) -> LeftOut:
@@ -83,6 +114,7 @@ def load_left_out(leave_out: str, config_dir: str | None = None) -> LeftOut:
         fitted=beliefs_of(files, keeps_fits=True),
         stated=beliefs_of(files, keeps_fits=False),
         folds=named_folds(data_dir("knowledge") / FOLDS) if ours else {},
+        files=files,
         leave_out=leave_out,
     )
 
@@ -108,7 +140,38 @@ def replays(tables: Sequence[str], leave_out: str, margin: float, config_dir: st
         ground = _replay(source, name, rows, [priced[id(row)] for row in rows], constants.about(source))
         if ground is not None:
             found[_fresh(ground.name, rows[0], found)] = replace(ground, name=_fresh(ground.name, rows[0], found))
-    return list(found.values())
+    return _remembering(list(found.values()))
+
+
+def _remembering(grounds: Sequence[Replay]) -> list[Replay]:
+    """The grounds, each with what those of other sources have to say: their fastest plans."""
+    cases = [(_publisher(each), case_of(each)) for each in grounds]
+    found = []
+    for ground in grounds:
+        others = [case for name, case in cases if name != _publisher(ground)]
+        found.append(replace(ground, recall=recalled(others, situation_of(ground.problem))))
+    return found
+
+
+def _publisher(ground: Replay) -> str:
+    """Whose table it is: what stands before the first comma, so that two tables of one paper are one."""
+    return ground.source.split(",")[0]
+
+
+def case_of(ground: Replay) -> Case:
+    """The fastest plan of a ground, as the memory would have it."""
+    pairs = zip(ground.estimates, ground.outcomes, strict=True)
+    estimate, step_s = min(((e, step) for e, (_, step) in pairs if step), key=lambda pair: pair[1])
+    return Case(
+        situation=situation_of(ground.problem),
+        source="replay",
+        evidence=ground.source,
+        bundle="default",
+        plan=estimate.plan.line,
+        status="complete",
+        roofline_s=estimate.step_time_s,
+        step_time_s=step_s,
+    )
 
 
 def _fresh(name: str, row: MeasuredRow, taken: dict[str, Replay]) -> str:

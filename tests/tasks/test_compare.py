@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from asap_ray.contest.play import Played
+from asap_ray.contest.play import START_UP_S, STEPS, Played
 from asap_ray.ledger import Ledger
+from asap_ray.report import comparison_files
+from asap_ray.search.protocol import Candidate, Result
 from asap_ray.tasks import compare
+from asap_ray.tasks.comparing_own import Searched, played
+from tests.contest.grounds import small_field
 from tests.executor.at_once import AtOnce
 from tests.tasks.test_validate import GPT, table
 
@@ -22,7 +26,7 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if "ray" not in request.fixturenames:
         monkeypatch.setattr(compare, "executor_for", lambda config, jobs: AtOnce())
     if "drawn_page" not in request.fixturenames:
-        monkeypatch.setattr(compare, "comparison_page", lambda answer, fields: "<!doctype html>\n")
+        monkeypatch.setattr(comparison_files, "comparison_page", lambda answer, fields: "<!doctype html>\n")
 
 
 @pytest.fixture
@@ -144,3 +148,53 @@ def test_mistakes_end_in_one_line(command, given: tuple[str, ...], said: str) ->
 def test_keys_of_a_comparison_are_for_one(command) -> None:
     ended = command("+model=tiny", "compare.seeds=3")
     assert ended.err.startswith("asap-ray: compare.seeds=3: only with task=compare")
+
+
+def test_methods_on_the_users_own_workload_share_their_trials(command, pretend, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("+model=tiny", "hardware=v5e-4", "workload.global_batch=8", "tiers=[roofline,compile]", "run_dir=run")
+    more = ("compare.methods=[greedy,playbook,tpe_seeded]", "compare.seeds=2", "compare.trials=4", "output=json")
+    ended = command("task=compare", *given, *more)
+    assert ended.status == 0, ended.err
+    found = json.loads(ended.out)
+    assert list(found["methods"]) == ["greedy", "playbook", "tpe_seeded"]
+    assert [each["seeds"] for each in found["methods"].values()] == [1, 1, 2]
+    assert "the compile tier" in found["evaluator"]
+    assert len(pretend.compiled) == len(set(pretend.compiled)) < 16  # the same plan again is no trial
+    compiled = len(pretend.compiled)
+    again = command("task=compare", *given, *more)
+    assert json.loads(again.out)["methods"] == found["methods"]
+    assert len(pretend.compiled) == compiled
+
+
+def test_regret_on_ones_own_workload_is_against_the_best_that_any_method_found() -> None:
+    plan = small_field().pool.plan(0)
+
+    def results(*steps: float | None) -> tuple[Result, ...]:
+        candidates = [Candidate(number=i, plan=plan, author="x") for i in range(len(steps))]
+        return tuple(
+            Result(candidate=each, status="complete" if step else "infeasible", step_time_s=step)
+            for each, step in zip(candidates, steps, strict=True)
+        )
+
+    one, other = Searched("one", 0, results(None, 3.0, 2.0), ""), Searched("other", 0, results(4.0, 5.0), "")
+    first, second = played([one, other], "own", chips=8)
+    assert first.regret == (None, 0.5, 0.0)
+    assert second.regret == (1.0, 1.0)
+    assert first.bad == (True, False, False)
+    assert first.chip_s == (8 * START_UP_S, 8 * (START_UP_S + 3 * STEPS), 8 * (START_UP_S + 2 * STEPS))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("tiers=[roofline]",), "tiers="),
+        (("tiers=[roofline,compile]", "compare.methods=[random]"), "compare.methods=random"),
+        (("tiers=[roofline,compile]", "hardware=[v5e-4,v5e-8]"), "hardware="),
+        (("compare.tables=[a.csv]",), "compare.tables="),
+    ],
+)
+def test_mistakes_with_a_model_end_in_one_line(command, pretend, given: tuple[str, ...], said: str) -> None:
+    ended = command("task=compare", "+model=tiny", "hardware=v5e-4", "workload.global_batch=8", *given)
+    assert (ended.status, ended.err.count("\n")) == (1, 1)
+    assert ended.err.startswith(f"asap-ray: {said}")
