@@ -15,6 +15,7 @@ from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from asap_ray.config import MODEL_FREE, TUNING, CommandConfig, Config
 from asap_ray.errors import ConfigError
@@ -39,15 +40,15 @@ LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": ("nightly",),
         "tiers": ("replay",),
-        "agents.brain": ("llm", "policy"),
+        "agents.brain": ("policy",),
     }
 )
-LATER_KEYS = ("llm.base_url", "llm.model", "llm.expert", "llm.max_usd")
+LATER_KEYS: tuple[str, ...] = ()
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
         "tiers": ("auto", "roofline", "compile", "run", "command"),
-        "agents.brain": ("auto", "playbook", "none"),
+        "agents.brain": ("auto", "playbook", "llm", "none"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
         "search.vary": ("flags", "none"),
         "output": ("auto", "rich", "plain", "json"),
@@ -346,6 +347,24 @@ def check_search(config: Config) -> None:
             raise ConfigError(key, value_at(config, key), "a share from 0 to 1")
 
 
+def check_llm(config: Config) -> None:
+    """What is said of a language model makes sense, and is said where one may be asked."""
+    llm = config.llm
+    if config.agents.brain not in ("auto", "llm") and llm != type(llm)():
+        given, plain = asdict(llm), asdict(type(llm)())
+        key = next(name for name in given if given[name] != plain[name])
+        raise ConfigError(f"llm.{key}", given[key], "only with agents=llm or agents=auto")
+    if llm.base_url is not None:
+        url = urlsplit(llm.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query or url.fragment:
+            allowed = "an address such as http://localhost:8000/v1; a key comes from the environment"
+            raise ConfigError("llm.base_url", llm.base_url.split("@")[-1].split("?")[0], allowed)
+    for name, price in llm.prices.items():
+        pair = price if isinstance(price, list) else []
+        if len(pair) != 2 or not all(isinstance(each, int | float) and 0 <= each < math.inf for each in pair):
+            raise ConfigError(f"llm.prices.{name}", price, "[dollars for a million tokens asked, answered]")
+
+
 def check_config_dir(config_dir: str | None) -> str | None:
     """The user's own folder of settings exists; checked before it is searched."""
     try:
@@ -443,6 +462,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_run,
     check_search,
     check_compare,
+    check_llm,
     check_show,
     check_launch,
     check_run_dir,

@@ -122,7 +122,10 @@ class AgentsConfig:
 
     brain: str = field(
         default="auto",
-        metadata=_help("the brain that proposes plans to try; auto is playbook; none leaves it to search"),
+        metadata=_help(
+            "the brain that proposes plans to try; auto is llm where a key or an endpoint is set, else playbook; none "
+            "leaves it to search"
+        ),
     )
     knowledge: bool = field(default=True, metadata=_help("whether agents read the cards of knowledge/cards/"))
     memory: bool = field(default=True, metadata=_help("whether agents recall finished runs, and what they add to them"))
@@ -159,6 +162,9 @@ class LlmConfig:
         metadata=_help("dollars a million tokens asked and answered: {my-model: [0.15, 0.6]}; others are unknown"),
     )
     timeout_s: float = field(default=60.0, metadata=_help("seconds after which a call is given up"))
+    replay: bool = field(
+        default=False, metadata=_help("answer from the record of the run in run_dir alone, without a network")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -126,6 +126,7 @@ class Coordinator:
 
     def drain(self) -> list[Told]:
         """What happened since this was last asked."""
+        self._hear()
         told, self._told = self._told, []
         return told
 

@@ -55,6 +55,10 @@ class Live:
         if kind in SAID:
             text = fields.get("text") or f"{units.count(fields['plans'])} plans are closed, {fields.get('reason')}"
             self.say(f"  {where} {SAID[kind]}: {text if kind != 'lifted' else fields['name']}")
+        elif kind == "turn":
+            self.say(f"  {where} the {fields['brain']} has the turn: {fields['reason']}")
+        elif kind == "decision" and fields["action"] != "go_on":
+            self.say(f"  {where} the {fields['author']} says {fields['action']}: {fields['reason']}")
 
     def stands(self, where: str, round_: int, best_s: float | None, gap: float | None, left_s: float) -> None:
         """A round begins: how the search stands."""

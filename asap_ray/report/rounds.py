@@ -23,6 +23,8 @@ class Proposed:
     mechanism: str = ""
     card: str = ""
     base: int | None = None
+    trade_off: str = ""
+    confidence: float | None = None
     expected_s: float | None = None
     field: str = ""
     base_s: float | None = None
@@ -38,7 +40,8 @@ class Proposed:
 class Round:
     """One round: how many plans were `open`, how many each mask had `closed`, and all that was decided in it.
 
-    `refusals`, `faults`, `narrowings` and `lifted` hold fields as they stand in the ledger.
+    All that follows holds fields as they stand in the ledger: `turns` are those that one brain left to another, `last`
+    the plans that are to be tried after all others.
     """
 
     number: int
@@ -49,3 +52,7 @@ class Round:
     faults: tuple[Mapping[str, Any], ...] = ()
     narrowings: tuple[Mapping[str, Any], ...] = ()
     lifted: tuple[Mapping[str, Any], ...] = ()
+    readings: tuple[Mapping[str, Any], ...] = ()
+    decisions: tuple[Mapping[str, Any], ...] = ()
+    turns: tuple[Mapping[str, Any], ...] = ()
+    last: tuple[Mapping[str, Any], ...] = ()

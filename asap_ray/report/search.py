@@ -71,14 +71,24 @@ def round_block(each: Round, found: Searched, where: str) -> Block:
     for one in each.proposed:
         if one.hypothesis:
             verdict = f"{one.status}: {one.verdict}" if one.status else predicted(one)
-            facts.append((f"trial {one.trial}", f"{one.hypothesis}; {verdict}"))
+            facts.append((f"trial {one.trial}", f"{one.hypothesis}; {verdict}{_sure(one)}"))
     for refusal in each.refusals:
         card = f" by {refusal['card']}" if refusal["card"] else ""
         facts.append(("refused", f"{refusal['plan']} of {refusal['author']}{card}: {refusal['reason']}"))
     facts += [("fault", fault["text"]) for fault in each.faults]
     facts += [("narrowed", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.narrowings]
+    facts += [(f"read in trial {one['trial']}", f"bound by {one['bound']}: {one['cause']}") for one in each.readings]
+    facts += [("decided", f"{one['action']}, by {one['author']}: {one['reason']}") for one in each.decisions]
+    facts += [("turn", f"the {one['brain']}'s, not the {one['instead_of']}'s: {one['reason']}") for one in each.turns]
+    facts += [("to be tried last", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.last]
     facts += [("opened again", f"{one['name']}, by {one['author']}: {one['reason']}") for one in each.lifted]
     return Block(title=f"Round {each.number} on {where}", grid=round_grid(each, found), facts=tuple(facts))
+
+
+def _sure(one: Proposed) -> str:
+    """What is given up, and how likely the trial is the best so far."""
+    traded = f"; it gives up: {one.trade_off}" if one.trade_off else ""
+    return traded + (f"; {one.confidence:.0%} likely to be the best so far" if one.confidence is not None else "")
 
 
 def round_words(each: Round, found: Searched) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -26,6 +26,8 @@ MOST = 200_000
 """Plans that a pool holds at most: the fastest by the roofline."""
 HELD = "memory"
 """What plans are counted under that fit on their stack and not in the trainer that is tried."""
+ESTIMATES = 4096
+"""Estimates that a pool keeps: agents look at the same few plans again and again."""
 ROOM = 4
 """Times that many rows are kept while a space passes by: layouts of one mesh are several of them."""
 
@@ -129,6 +131,7 @@ def pool_of_space(
         chunk = int(np.searchsorted(starts, chosen[row], side="right")) - 1
         return kept[chunk].rows, int(chosen[row] - starts[chunk])
 
+    @lru_cache(maxsize=ESTIMATES)
     def estimate(row: int) -> Estimate:
         rows, i = place(row)
         return pricer.estimates(rows.take(np.array([i])), [space.plan(rows, i)])[0]

@@ -27,8 +27,8 @@ from typing import Any
 from asap_ray.compiler import toolchain
 from asap_ray.compiler.lowered import lowered_digest, prepare
 from asap_ray.compiler.request import Request
+from asap_ray.config import Config
 from asap_ray.interchange.measured_tables import read_tables
-from asap_ray.overrides import configure
 from asap_ray.tasks.compiled_cases import RESULTS, Case, _tier, cases, record_dir, write_record
 from asap_ray.tasks.predictions import load_mapper, map_rows
 from asap_ray.tasks.validate import KEY, carried_tables
@@ -102,7 +102,7 @@ def copied(folder: Path, old: Texts, new: Texts) -> int:
 
 
 def _requests() -> Iterable[tuple[Case, Request, str]]:
-    config = configure(["task=validate", "tiers=[compile]"])
+    config = Config(task="validate", tiers=["compile"])
     tables = read_tables(KEY, carried_tables())
     rows = map_rows(tables, load_mapper(config.config_dir, config.space.margin)).rows
     for case in cases(config, {row.id: row for row in rows}):

@@ -15,6 +15,10 @@ LISTS: Mapping[str, str] = {
     "fault": "faults",
     "narrowing": "narrowings",
     "lifted": "lifted",
+    "reading": "readings",
+    "decision": "decisions",
+    "turn": "turns",
+    "last": "last",
 }
 """Events that a round keeps as they are, with where."""
 SAID = ("kind", "at", "slice")
@@ -80,9 +84,11 @@ def _proposed(event: Event, verdict: Event) -> Proposed:
         return Proposed(trial=event["trial"], author="sampler", plan=event["plan"])
     told = event["prediction"]
     kept = ("trial", "author", "plan", "hypothesis", "mechanism", "card", "base", "expected_s")
+    later = ("trade_off", "confidence")  # a ledger of an earlier version has none
     return Proposed(
         **{name: event[name] for name in kept},
         recipe=event.get("recipe", ""),
+        **{name: event[name] for name in later if name in event},
         field=told["field"],
         base_s=told["base"],
         low_s=told["low"],

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from asap_ray.agents.cascade import Cascade
 from asap_ray.agents.coordinator import Coordinator, Rules
 from asap_ray.agents.playbook import Playbook
+from asap_ray.agents.reasoning import Reasoner
 from asap_ray.agents.seeded import Seeded
 from asap_ray.agents.varied import Varied
 from asap_ray.config import Config
@@ -61,6 +63,7 @@ class Search:
     turns: Turns = field(default_factory=dict)
     baseline: Estimate | None = None
     recalls: Mapping[str, Recall] = field(default_factory=dict)
+    asker: Cascade | None = None
     clock: Clock = field(default_factory=Clock)
     agents: dict[str, object] = field(
         default_factory=lambda: {"brain": "none", "rounds": 0, "proposals": 0, "refused": 0}
@@ -87,7 +90,7 @@ class Search:
             told = self._told(pool, (), f"0 plans {words_of(self.tiers.name).done}: {why}")
             return replace(answer, searched=told, compiled=answer.searched)
         recall = self.recalls.get(where)
-        searcher = searcher_of(self.config, pool, self.tiers, where, recall, answer.searched)
+        searcher = searcher_of(self.config, pool, self.tiers, where, recall, answer.searched, self.asker)
         bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         if recall is not None:
@@ -105,6 +108,7 @@ class Search:
             listener=self.recorder,
             width=self.config.search.proposals,
             numbers=first,
+            heard=searcher.seen if isinstance(searcher, Coordinator) else lambda result: None,
         )
         if budget.trials == 0:
             self._show_first(answer, pool, loop.first())
@@ -218,8 +222,10 @@ def searcher_of(
     where: str,
     recall: Recall | None = None,
     compiled: Searched | None = None,
+    asker: Cascade | None = None,
 ) -> Searcher:
-    """The agents, with what they recall, or a black-box search alone; what a cheaper tier found fastest is tried first.
+    """The agents, with what they recall and a language model where there is an `asker`, or a black-box search alone;
+    what a cheaper tier found fastest is tried first.
 
     Raises:
         AsapError: the sampler needs a package that is not installed.
@@ -231,9 +237,14 @@ def searcher_of(
         rows = [row for each in seeds[: config.search.proposals] if (row := pool.row(each.plan)) is not None]
         return black_box(pool, config.search.method, config.seed, rows, number)
     sampler = "random" if config.search.method == "grid" else config.search.method
+    cards = load_cards() if config.agents.knowledge else ()
+    rules = Varied(inner=Seeded(inner=Playbook(cards=cards), seeds=seeds))
+    share = config.search.share
+    thinking = asker and Reasoner(asker=asker, rules=rules, cards=cards, problem=pool.problem, share=share)
     return Coordinator(
         pool=pool,
-        brain=Varied(inner=Seeded(inner=Playbook(cards=load_cards() if config.agents.knowledge else ()), seeds=seeds)),
+        brain=thinking or rules,
+        adviser=thinking,
         genes=genes_of(config, tiers),
         study=Study(pool, sampler, config.seed, number),
         rules=Rules(share=config.search.share, gap=config.search.gap),

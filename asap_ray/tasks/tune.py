@@ -46,6 +46,7 @@ from asap_ray.tasks.written import baseline_of
 from asap_ray.tiers.roofline import Roofline, Sweep
 
 if TYPE_CHECKING:
+    from asap_ray.agents.cascade import Cascade
     from asap_ray.tasks.stages import Stage
     from asap_ray.tasks.trials import Clock
 
@@ -63,6 +64,8 @@ def run(config: Config) -> int:
         raise ConfigError("plan", config.plan, "for task=explain only; task=tune is pinned by space.fix")
     setting = load(config)
     stages = stages_of(config, setting)
+    if stages:
+        check_brain(config)
     baseline = _baseline(config, setting)
     output, stream = output_of(config)
     # A large space takes a while, so its heading comes first; a small one is priced before, and an error stands alone.
@@ -91,6 +94,18 @@ def run(config: Config) -> int:
     return 0
 
 
+def check_brain(config: Config) -> None:
+    """A language model can be asked where one is wanted.
+
+    Raises:
+        ConfigError: it has no name, or nothing says how to reach it.
+    """
+    from asap_ray.tasks.thinking import brain_of, limits_of  # a schema library that no other brain needs
+
+    if brain_of(config) == "llm":
+        limits_of(config)
+
+
 def _finished(config: Config, setting: Setting, ledger: Ledger) -> list[Tried]:
     """The trials of this job that earlier runs in its directory have finished.
 
@@ -113,12 +128,14 @@ def _searched(
     started: float,
 ) -> Answer:
     """The answer with what trials say; those `before`, which earlier runs have finished, are not run again."""
+    from asap_ray.tasks.thinking import asker_of
     from asap_ray.tasks.trials import Clock
 
     slices, clock, agents = answer.slices, Clock(), dict(answer.agents)
+    asker = asker_of(config, ledger)
     for stage in stages:
         clock = Clock(found_s=clock.spent_s)
-        slices = _stage(stage, setting, replace(answer, slices=slices), ledger, before, stream, clock, agents)
+        slices = _stage(stage, setting, replace(answer, slices=slices), ledger, before, stream, clock, agents, asker)
     tried = [each for one in slices for each in one.trials]
     trials = {**answer.trials, **Counter(each.finding.status for each in tried)}
     told = "; ".join(f"{one.slice.name}: {each.stopped}" for one in slices for each in one.searches)
@@ -127,6 +144,7 @@ def _searched(
         slices=slices,
         trials=trials,
         agents=agents,
+        llm=asker.spent if asker else answer.llm,
         resumed=any(each.finding.cached for each in tried),
         stop_reason=f"{STOP_REASON}; {told}",
         wall_s=time.monotonic() - started,
@@ -143,12 +161,14 @@ def _stage(
     stream: TextIO,
     clock: Clock,
     agents: dict[str, object],
+    asker: Cascade | None,
 ) -> tuple[SliceAnswer, ...]:
     """Each slice's answer with what one more search says; `agents` is counted on."""
     from asap_ray.tasks.compiling import executor_of
     from asap_ray.tasks.confirming import finished_turns
     from asap_ray.tasks.remembering import recall_each
     from asap_ray.tasks.searching import Search
+    from asap_ray.tasks.thinking import asked_words
     from asap_ray.tasks.trials import key_of
 
     config, tiers = stage.config, stage.tiers
@@ -160,6 +180,8 @@ def _stage(
         recalls, complaint = recall_each(config, setting, answer.slices, ledger)
         if complaint:
             recorder.say(complaint)
+        if asker is not None:
+            recorder.say(asked_words(asker))
         search = Search(
             config=config,
             setting=setting,
@@ -172,6 +194,7 @@ def _stage(
             baseline=answer.baseline,
             clock=clock,
             agents=agents,
+            asker=asker,
         )
         found = search.run(answer.slices)
     slices = tuple(
