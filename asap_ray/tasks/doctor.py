@@ -12,7 +12,7 @@ from asap_ray.config import Config
 from asap_ray.executor import local
 from asap_ray.hardware import parse_slice
 from asap_ray.report.health import Check, able, health_blocks, health_fields
-from asap_ray.tasks.health import cluster, devices, machine, services
+from asap_ray.tasks.health import cluster, devices, machine, model, services
 from asap_ray.tasks.running import command_line, tell
 from asap_ray.tasks.setting import load_chips
 from asap_ray.tiers.protocol import Job, Outcome
@@ -37,11 +37,13 @@ def examined(config: Config) -> Iterator[Check]:
     platform, seen = devices.platform_here()
     address, refused = cluster.address_of(config)
     jobs = [*devices.device_jobs(platform, slices), *cluster.cluster_jobs(address), *services.service_jobs(config)]
+    jobs += model.model_jobs(config)
     yield from machine.machine(config)
     outcomes = _outcomes(jobs)
     yield from devices.devices(config, platform, seen, slices, outcomes)
     yield from cluster.cluster(config, address, refused, slices, outcomes.get(cluster.JOIN))
     yield from services.services(config, outcomes.get(services.TRAINER))
+    yield from model.language_model(config, outcomes)
 
 
 def _outcomes(jobs: list[Job]) -> dict[str, Outcome]:
