@@ -347,6 +347,16 @@ def check_search(config: Config) -> None:
             raise ConfigError(key, value_at(config, key), "a share from 0 to 1")
 
 
+def _is_address(text: str) -> bool:
+    """Whether a text is the address of an HTTP server, without a name or a password in it."""
+    try:
+        url = urlsplit(text)
+        named = bool(url.hostname) and url.port != 0
+    except ValueError:  # a port or an IPv6 address that is none
+        return False
+    return url.scheme in ("http", "https") and named and not (url.username or url.query or url.fragment)
+
+
 def check_llm(config: Config) -> None:
     """What is said of a language model makes sense, and is said where one may be asked."""
     llm = config.llm
@@ -354,11 +364,9 @@ def check_llm(config: Config) -> None:
         given, plain = asdict(llm), asdict(type(llm)())
         key = next(name for name in given if given[name] != plain[name])
         raise ConfigError(f"llm.{key}", given[key], "only with agents=llm or agents=auto")
-    if llm.base_url is not None:
-        url = urlsplit(llm.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query or url.fragment:
-            allowed = "an address such as http://localhost:8000/v1; a key comes from the environment"
-            raise ConfigError("llm.base_url", llm.base_url.split("@")[-1].split("?")[0], allowed)
+    if llm.base_url is not None and not _is_address(llm.base_url):
+        allowed = "an address such as http://localhost:8000/v1; a key comes from the environment"
+        raise ConfigError("llm.base_url", llm.base_url.split("@")[-1].split("?")[0], allowed)
     for name, price in llm.prices.items():
         pair = price if isinstance(price, list) else []
         if len(pair) != 2 or not all(isinstance(each, int | float) and 0 <= each < math.inf for each in pair):

@@ -211,6 +211,8 @@ def test_a_run_that_was_killed_pays_for_nothing_twice(command, pretend: type[Pre
     [
         (("agents=llm",), ("llm.base_url", "ASAP_RAY_LLM_KEY")),
         (("agents=llm", "llm.base_url=ftp://x/v1"), ("llm.base_url=ftp://x/v1", "http://localhost")),
+        (("agents=llm", "llm.base_url=http://x:port/v1"), ("llm.base_url=http://x:port/v1", "http://localhost")),
+        (("agents=llm", "llm.base_url=http://[::1/v1"), ("llm.base_url=http://[::1/v1", "http://localhost")),
         (("agents=llm", "llm.base_url=http://u:secretword@x/v1"), ("llm.base_url",)),
         (("agents=llm", "llm.base_url=http://x/v1", "llm.model=null"), ("llm.model", "x")),
         (("agents=llm", "llm.base_url=http://x/v1", "llm.max_usd=1"), ("llm.prices",)),
