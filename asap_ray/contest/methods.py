@@ -2,7 +2,8 @@
 
 A name that ends in `_gated` sees the plans that pass the gate that agents have (legal, fits by the roofline with the
 margin kept free); the same method without it sees every plan of the ground. A brain of agents is a method by its own
-name, alone, and as `<brain>_mixed` with the sampler's share in between: `BRAINS` is where one is added.
+name, alone, and as `<brain>_mixed` with the sampler's share in between: `BRAINS` is where one is added. A brain that is
+an adviser too is asked for its advice.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from asap_ray.agents.brief import Brain
+from asap_ray.agents.chat import Asker
 from asap_ray.agents.coordinator import Coordinator, Rules
 from asap_ray.agents.playbook import Playbook
+from asap_ray.agents.reasoning import Reasoner
 from asap_ray.contest.buckets import in_buckets
 from asap_ray.contest.ground import Field
 from asap_ray.contest.relief import Relief
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.knowledge import Card, load_cards
+from asap_ray.recall import Recall
 from asap_ray.search.blackbox import BlackBox, InOrder, by_roofline
+from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Searcher
 from asap_ray.search.study import Study, check_sampler
 
@@ -77,22 +82,48 @@ def _cards() -> tuple[Card, ...]:
     return load_cards()
 
 
-def _playbook() -> Brain:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """What brains need besides a ground; `asker` makes who asks the language model, anew for each search."""
+
+    asker: Callable[[], Asker] | None = None
+
+
+Maker = Callable[[Pool, Means], Brain]
+
+
+def _playbook(pool: Pool, means: Means) -> Brain:
     return Playbook(cards=_cards())
 
 
-BRAINS: dict[str, Callable[[], Brain]] = {"playbook": _playbook}
-"""Brains of agents by name; `policy` and `llm` are added here."""
-LATER = ("policy", "llm")
+def _llm(pool: Pool, means: Means) -> Brain:
+    if means.asker is None:
+        raise ConfigError("compare.methods", "llm", "with a language model to ask: llm.base_url or a key")
+    return Reasoner(asker=means.asker(), rules=_playbook(pool, means), problem=pool.problem, cards=_cards())
+
+
+BRAINS: dict[str, Maker] = {"playbook": _playbook, "llm": _llm}
+"""Brains of agents by name; `policy` is added here."""
+LATER = ("policy",)
 """Brains whose names are taken."""
+ASKING = ("llm", "llm_mixed")
+"""Methods that ask a language model: never part of `all`."""
 
 
-def _agents(brain: Callable[[], Brain], rules: Rules, pool_of: str, field: Field, seed: int) -> Searcher:
+def _agents(brain: Maker, means: Means, rules: Rules, pool_of: str, field: Field, seed: int) -> Searcher:
     pool = field.gated if pool_of == "gated" else field.pool
-    return Coordinator(pool=pool, brain=brain(), study=Study(pool, "tpe", seed), rules=rules, recall=field.recall)
+    made = brain(pool, means)
+    return Coordinator(
+        pool=pool,
+        brain=made,
+        adviser=made if isinstance(made, Reasoner) else None,
+        study=Study(pool, "tpe", seed),
+        rules=rules,
+        recall=field.recall,
+    )
 
 
-def _methods() -> dict[str, Method]:
+def _methods(means: Means) -> dict[str, Method]:
     found = []
     for name in SAMPLERS:
         found.append(_sampler(name, gated=False))
@@ -106,7 +137,7 @@ def _methods() -> dict[str, Method]:
         Method(name="relief", about="hill climbing that relieves the bottleneck (Aceso)", make=_relief),
     ]
     for name, brain in BRAINS.items():
-        found += _of_brain(name, brain)
+        found += _of_brain(name, brain, means)
     return {each.name: each for each in found}
 
 
@@ -116,21 +147,21 @@ def _sampler(name: str, *, gated: bool) -> Method:
     return Method(name=f"{name}_gated" if gated else name, about=about, make=make, seeded=True, gated=gated)
 
 
-def _of_brain(name: str, brain: Callable[[], Brain]) -> list[Method]:
-    mixed = partial(_agents, brain, Rules(share=SHARE), "gated")
+def _of_brain(name: str, brain: Maker, means: Means) -> list[Method]:
+    alone, mixed = (partial(_agents, brain, means, Rules(share=share), "gated") for share in (0.0, SHARE))
     return [
-        Method(name=name, about=f"agents led by the {name}", make=partial(_agents, brain, Rules(share=0.0), "gated")),
+        Method(name=name, about=f"agents led by the {name}", make=alone, seeded=name in ASKING),
         Method(name=f"{name}_mixed", about=f"the {name} with TPE in between", make=mixed, seeded=True),
     ]
 
 
-def methods_named(names: tuple[str, ...]) -> list[Method]:
+def methods_named(names: tuple[str, ...], means: Means | None = None) -> list[Method]:
     """The methods of some names, in their order; `auto` is the usual set and `all` everything that is installed.
 
     Raises:
         ConfigError: there is none of that name, or it needs a package that is not installed.
     """
-    known = _methods() | {each.name: each for each in ablations()}
+    known = _methods(means or Means()) | {each.name: each for each in ablations()}
     wanted: dict[str, Method] = {}
     for name in names:
         several = {
@@ -151,7 +182,9 @@ def methods_named(names: tuple[str, ...]) -> list[Method]:
 
 
 def _installed(name: str) -> bool:
-    """Whether what a method needs is here."""
+    """Whether what a method needs is here, and costs nothing."""
+    if name in ASKING:
+        return False
     try:
         check_sampler(name.removesuffix("_gated"))
     except AsapError:
@@ -163,29 +196,27 @@ def ablations() -> list[Method]:
     """The playbook without one of its parts each."""
     from asap_ray.contest.ablated import Uncalibrated, Unnarrowed, unpruned
 
-    alone = Rules(share=0.0)
+    alone, means = Rules(share=0.0), Means()
 
-    def made(kind: type[Coordinator], brain: Callable[[], Brain], rules: Rules) -> Callable[[Field, int], Searcher]:
+    def made(kind: type[Coordinator], brain: Maker, rules: Rules) -> Callable[[Field, int], Searcher]:
         def make(field: Field, seed: int) -> Searcher:
-            study = Study(field.gated, "tpe", seed)
-            return kind(pool=field.gated, brain=brain(), study=study, rules=rules, recall=field.recall)
+            pool = field.gated
+            study = Study(pool, "tpe", seed)
+            return kind(pool=pool, brain=brain(pool, means), study=study, rules=rules, recall=field.recall)
 
         return make
 
     def without_floors(field: Field, seed: int) -> Searcher:
-        pool = unpruned(field.gated)
-        return Coordinator(
-            pool=pool, brain=_playbook(), study=Study(pool, "tpe", seed), rules=alone, recall=field.recall
-        )
+        return made(Coordinator, _playbook, alone)(replace(field, pool=unpruned(field.pool)), seed)
 
     def without_memory(field: Field, seed: int) -> Searcher:
-        return Coordinator(pool=field.gated, brain=_playbook(), study=Study(field.gated, "tpe", seed), rules=alone)
+        return made(Coordinator, _playbook, alone)(replace(field, recall=Recall()), seed)
 
-    def cardless() -> Brain:
+    def cardless(pool: Pool, means: Means) -> Brain:
         return Playbook(cards=())
 
     parts = {
-        "no_gate": ("the memory and legality gate", partial(_agents, _playbook, alone, "raw")),
+        "no_gate": ("the memory and legality gate", partial(_agents, _playbook, means, alone, "raw")),
         "no_floors": ("pruning by floors", without_floors),
         "no_cards": ("cards", made(Coordinator, cardless, alone)),
         "no_memory": ("memory of other sources", without_memory),

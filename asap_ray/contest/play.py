@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from asap_ray.agents.cascade import Cascade
 from asap_ray.agents.coordinator import Coordinator
+from asap_ray.agents.reasoning import Reasoner
 from asap_ray.contest.ground import Field, Ground
-from asap_ray.contest.methods import Method, methods_named
+from asap_ray.contest.methods import Means, Method, methods_named
 from asap_ray.diagnosis import diagnose
 from asap_ray.executor.simulated import Recorded, Simulated
 from asap_ray.search.protocol import Candidate, Result, Searcher
@@ -110,7 +112,11 @@ def play(field: Field, ground: str, method: Method, seed: int, budget: Budget, *
         if not asked:
             stopped = "nothing is left to try"
             break
-        searcher.tell(match.run(asked))
+        results = match.run(asked)
+        if isinstance(searcher, Coordinator):
+            for each in results:
+                searcher.seen(each)
+        searcher.tell(results)
         searcher.drain()
     return Played(
         method=method.name,
@@ -130,8 +136,9 @@ def play(field: Field, ground: str, method: Method, seed: int, budget: Budget, *
 def spent(searcher: Searcher) -> tuple[int, float]:
     """Tokens and dollars that a searcher's brain has spent on a language model."""
     brain = searcher.brain if isinstance(searcher, Coordinator) else None
-    usage = getattr(brain, "usage", None)
-    return (int(getattr(usage, "tokens", 0)), float(getattr(usage, "usd", 0.0) or 0.0)) if usage else (0, 0.0)
+    asker = brain.asker if isinstance(brain, Reasoner) else None
+    budget = asker.budget if isinstance(asker, Cascade) else None
+    return (budget.tokens, budget.usd or 0.0) if budget else (0, 0.0)
 
 
 class _Match:
@@ -203,13 +210,15 @@ class _Match:
         self.why.append(f"{proposal.mechanism}: {proposal.hypothesis}" if proposal else "")
 
 
-def play_many(ground: Ground, methods: Sequence[str], seeds: Sequence[int], budget: Budget) -> list[dict[str, Any]]:
+def play_many(
+    ground: Ground, methods: Sequence[str], seeds: Sequence[int], budget: Budget, means: Means | None = None
+) -> list[dict[str, Any]]:
     """All searches of some methods on one ground, as plain values: one job of a comparison.
 
     Plans and the agents' words are kept of the first seed.
     """
     field, found = ground.field(), []
-    for method in methods_named(tuple(methods)):
+    for method in methods_named(tuple(methods), means):
         for seed in seeds if method.seeded else seeds[:1]:
             told = seed == seeds[0]
             found.append(play(field, ground.name, method, seed, budget, told=told).as_dict())

@@ -26,11 +26,9 @@ def curves(answer: ComparisonAnswer, grounds: Sequence[Ground]) -> dict[str, Any
 
     names = [each.name for each in answer.methods if any(one.method == each.name for one in answer.played)]
     rows = [row for name in names for row in curve_rows(answer, name, grounds)]
-    colour = alt.Color(
-        "method:N",
-        scale=alt.Scale(domain=names, range=[SERIES[i % len(SERIES)] for i in range(len(names))]),
-        legend=alt.Legend(title=None, orient="bottom", columns=4, labelLimit=0),
-    )
+    colours = alt.Scale(domain=names, range=[SERIES[i % len(SERIES)] for i in range(len(names))])
+    legend = alt.Legend(title=None, orient="bottom", columns=4, labelLimit=0, symbolOpacity=1.0)
+    colour = alt.Color("method:N", scale=colours, legend=legend)
     picked = alt.selection_point(fields=["method"], bind="legend")
     base = alt.Chart(alt.Data(values=finite(rows)))
     x = alt.X("trials:Q", title="trials", axis=alt.Axis(tickMinStep=1, format="d"))
@@ -41,7 +39,8 @@ def curves(answer: ComparisonAnswer, grounds: Sequence[Ground]) -> dict[str, Any
     shown = {"opacity": alt.condition(picked, alt.value(1.0), alt.value(0.08))}
     faint = {"opacity": alt.condition(picked, alt.value(0.15), alt.value(0.0))}
     line = base.mark_line(strokeWidth=2, point=True).encode(x=x, y=y, color=colour, tooltip=tooltip, **shown)
-    band = base.mark_area().encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour, **faint)
+    low, shade = alt.Y("low:Q", scale=scale), alt.Color("method:N", scale=colours, legend=None)
+    band = base.mark_area().encode(x=x, y=low, y2="high:Q", color=shade, **faint)
     return finish(alt.layer(band, line.add_params(picked)), height=360)
 
 

@@ -14,12 +14,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asap_ray.agents.cascade import Cascade
+from asap_ray.agents.llm import OPENAI, Endpoint, key_of
+from asap_ray.agents.spending import Limits
 from asap_ray.config import Config
 from asap_ray.contest.ground import Ground
-from asap_ray.contest.methods import SLOW, Method, methods_named, seeds_of
+from asap_ray.contest.methods import ASKING, SLOW, Means, Method, methods_named, seeds_of
 from asap_ray.contest.play import Budget, Played, play_many
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor.protocol import Executor
@@ -32,6 +36,7 @@ from asap_ray.settings import data_dir
 from asap_ray.tasks.planting import planted_grounds
 from asap_ray.tasks.replays import replays
 from asap_ray.tasks.running import begin, command_line, tell, versions, write_files
+from asap_ray.tasks.thinking import limits_of
 from asap_ray.tasks.validate import carried_tables
 from asap_ray.tiers.protocol import Job
 
@@ -56,10 +61,11 @@ def run(config: Config) -> int:
 
         return comparing_own.run(config, started)
     methods = methods_named(tuple(config.compare.methods))
+    means = means_of(config, methods)
     grounds = grounds_of(config)
     ledger = begin(config)
     budget = Budget(trials=config.compare.trials or TRIALS, width=config.search.proposals)
-    played, resumed = all_played(config, ledger, grounds, methods, budget)
+    played, resumed = all_played(config, ledger, grounds, methods, budget, means)
     answer = ComparisonAnswer(
         grounds=tuple(grounds),
         errors={each.name: each.field().error for each in grounds if each.kind == "replay"},
@@ -103,7 +109,12 @@ def grounds_of(config: Config) -> list[Ground]:
 
 
 def all_played(
-    config: Config, ledger: Ledger, grounds: Sequence[Ground], methods: Sequence[Method], budget: Budget
+    config: Config,
+    ledger: Ledger,
+    grounds: Sequence[Ground],
+    methods: Sequence[Method],
+    budget: Budget,
+    means: Means,
 ) -> tuple[list[Played], bool]:
     """Every search, and whether some were found in the ledger.
 
@@ -114,7 +125,7 @@ def all_played(
     rules = {"budget": asdict(budget), "code": code}
     known = _known(ledger, {each.name: each.digest for each in grounds}, rules)
     listed = [each for each in config.compare.methods if each not in ("auto", "all")]
-    jobs = list(_jobs(config, grounds, methods, known, budget, listed))
+    jobs = list(_jobs(config, grounds, methods, known, (budget, means), listed))
     wanted = {
         (ground.name, method.name, seed)
         for ground in grounds
@@ -136,6 +147,23 @@ def all_played(
     return found, resumed
 
 
+def means_of(config: Config, methods: Sequence[Method]) -> Means:
+    """What brains need: who asks the language model, where a method does.
+
+    Raises:
+        ConfigError: nothing says how to reach one.
+    """
+    if not any(each.name in ASKING for each in methods):
+        return Means()
+    return Means(asker=partial(fresh_asker, limits_of(config)))
+
+
+def fresh_asker(limits: Limits) -> Cascade:
+    """Who asks the language model in one search, within its own limits; the key is in the environment alone."""
+    url = limits.base_url or OPENAI
+    return Cascade(limits=limits, wire=Endpoint(base_url=url, key=key_of(url), timeout_s=limits.timeout_s))
+
+
 def executor_for(config: Config, jobs: int) -> AbstractContextManager[Executor]:
     """Ray for the jobs there are; it starts with the first."""
     from asap_ray.executor.ray_tasks import RayTasks
@@ -148,7 +176,7 @@ def _jobs(
     grounds: Sequence[Ground],
     methods: Sequence[Method],
     known: dict[tuple[str, str, int], Played],
-    budget: Budget,
+    rules: tuple[Budget, Means],
     listed: Sequence[str],
 ) -> Iterator[Job]:
     """A job for each method on each ground with all seeds that are missing; of a planted ground one for all methods,
@@ -162,7 +190,7 @@ def _jobs(
                 missing.setdefault(left, []).append(method.name)
         for seeds, names in missing.items():
             for some in [names] if ground.kind == "planted" else [[name] for name in names]:
-                arguments = (ground, some, list(seeds), budget)
+                arguments = (ground, some, list(seeds), *rules)
                 yield Job(name=f"{', '.join(some)} on {ground.name}", work=play_many, arguments=arguments)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from asap_ray.config import Config
 from asap_ray.contest.ground import Field, Ground
-from asap_ray.contest.methods import Method, methods_named, seeds_of
+from asap_ray.contest.methods import ASKING, Method, methods_named, seeds_of
 from asap_ray.contest.play import START_UP_S, STEPS, Budget, Played
 from asap_ray.errors import ConfigError
 from asap_ray.executor.protocol import Executor
@@ -79,6 +79,8 @@ def run(config: Config, started: float) -> int:
         AsapError: something for the user to change.
     """
     methods = own_methods(config)
+    if asking := next((each.name for each in methods if each.name in ASKING), None):
+        raise ConfigError("compare.methods", asking, "not part of this version with +model; leave it out")
     setting = load(config)
     names = [each.name for each in setting.slices]
     if len(names) != 1:

@@ -7,12 +7,13 @@ import pytest
 
 from asap_ray.contest.buckets import in_buckets
 from asap_ray.contest.ground import Field
-from asap_ray.contest.methods import DEFAULT, SLOW, methods_named
+from asap_ray.contest.methods import DEFAULT, SLOW, Means, methods_named
 from asap_ray.contest.play import Budget, play
 from asap_ray.contest.relief import LESS, USEFUL, Relief
 from asap_ray.errors import ConfigError
 from asap_ray.physics.estimate import TIME_PARTS
 from asap_ray.search.protocol import Result
+from tests.agents.scripted import Scripted
 from tests.contest.grounds import small_field
 
 QUICK = [each.name for each in methods_named(("all",)) if each.name not in SLOW]
@@ -83,3 +84,14 @@ def test_relief_starts_with_least_memory_and_then_spends_less_on_the_largest_bot
             assert pool.parts[after, part] <= LESS * costs[name]
             return
     pytest.fail("nothing can be relieved")
+
+
+def test_a_language_model_is_a_method_where_there_is_one_to_ask(field: Field) -> None:
+    script = Scripted()
+    (method,) = methods_named(("llm",), Means(asker=lambda: script))
+    found = play(field, "g", method, 0, Budget(trials=9, least=9), told=True)
+    assert len(set(found.plans)) == 9
+    assert script.asked
+    assert "llm" not in QUICK
+    with pytest.raises(ConfigError, match=r"compare\.methods=llm"):
+        methods_named(("llm",))[0].make(field, 0)
