@@ -25,9 +25,10 @@ from asap_ray.agents.ideas import Reader, come_last
 from asap_ray.agents.lookups import analyzer_tools, proposal_tools
 from asap_ray.agents.options import base_row, options
 from asap_ray.agents.proposal import Proposal
-from asap_ray.agents.trust import wasted
+from asap_ray.agents.trust import gamble, wasted
 from asap_ray.knowledge import Card, fired
 from asap_ray.narrowing import Narrowing
+from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.search.protocol import Result, Told, best_of
 
@@ -50,7 +51,7 @@ def prompt(role: str) -> tuple[str, str]:
 class Reasoner:
     """Brain and adviser in one, with `rules`, another brain, behind it.
 
-    `share` of the trials, or one round, may be lost on its ideas; `cards` are what it is shown of expert knowledge.
+    `share` of the trials, or one round, may be lost on its gambles; `cards` are what it is shown of expert knowledge.
     """
 
     asker: Asker
@@ -62,13 +63,16 @@ class Reasoner:
     _readings: dict[int, Reading] = field(default_factory=dict)
     _decision: Decision | None = None
     _last: tuple[Narrowing, ...] = ()
+    _gambles: set[Plan] = field(default_factory=set)
+    _width: int = 1
     _earlier: tuple[Result, ...] = ()
     _told: list[Told] = field(default_factory=list)
     _analyst: Analyst | None = None
 
     def propose(self, brief: Brief, count: int) -> list[Proposal]:
         """The model's sound ideas, then the playbook's; the playbook's alone where it has the turn."""
-        if reason := wasted(brief, self.name, self.share, count):
+        self._width = max(count, self._width)
+        if reason := wasted(brief, self._gambles, self.share, self._width):
             return self._playbooks_turn(brief, count, reason)
         base = base_row(brief)
         shown = options(brief, self.rules, base)
@@ -82,6 +86,7 @@ class Reasoner:
         if not reader.sound:
             return self._playbooks_turn(brief, count, "no idea of its answer may be tried")
         found = reader.sound[:count]
+        self._gambles |= {each.plan for each in found if gamble(brief, each)}
         taken = {each.plan for each in found}
         return [*found, *(each for each in self._by_rules(brief, 2 * count) if each.plan not in taken)][:count]
 
@@ -100,7 +105,7 @@ class Reasoner:
         """What the Coordinator says, once the readings of the round are there."""
         self._earlier = brief.results
         self._collect()
-        if wasted(brief, self.name, self.share, 1):
+        if wasted(brief, self._gambles, self.share, self._width):
             return Advice(last=self._last)
         name, system = prompt("coordinator")
         text = self._state(brief, base_row(brief))

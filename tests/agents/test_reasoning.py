@@ -17,7 +17,7 @@ from asap_ray.agents.options import options, resolve
 from asap_ray.agents.playbook import Playbook
 from asap_ray.agents.proposal import confidence
 from asap_ray.agents.reasoning import Reasoner
-from asap_ray.agents.trust import wasted
+from asap_ray.agents.trust import gamble, wasted
 from asap_ray.knowledge import load_cards
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result, Told
@@ -309,7 +309,31 @@ def test_the_figures_of_a_trial_are_its_record(pool: Pool) -> None:
     assert told["hbm_gb"] == pytest.approx((result.hbm_bytes or 0) / 1e9, rel=5e-3)
 
 
-def test_a_brain_that_helps_keeps_its_turn(pool: Pool) -> None:
-    searcher = reasoning(pool, Scripted(), share=0.0)
-    search(searcher, Double(pool), rounds=4)
-    assert wasted(searcher.brief(), "llm", 0.2, 3) == ""
+def test_a_brain_that_does_as_the_rules_would_keeps_its_turn(pool: Pool) -> None:
+    """However wrong the roofline is: what was expected to be fastest is no gamble."""
+    for faults in ((), (resharding("context"),)):
+        searcher = reasoning(pool, Scripted(), share=0.0)
+        _, told = search(searcher, Double(pool, faults=faults), rounds=5)
+        assert not kinds(told, "turn")
+
+
+def test_lost_gambles_are_counted_by_hand(pool: Pool) -> None:
+    """Of four trials the first is the best there is; two gambles were lost, one was won, one is no gamble."""
+    searcher = agents(pool)
+    asked = searcher.ask(4)
+    steps = {asked[0].number: 2.0, asked[1].number: 3.0, asked[2].number: 1.0, asked[3].number: 1.5}
+    searcher.tell([Result(candidate=each, status="complete", step_time_s=steps[each.number]) for each in asked])
+    brief = searcher.brief()
+    gambles = {each.plan for each in asked[1:]}
+    assert wasted(brief, gambles, 0.0, 3) == ""
+    assert "2 of its gambles" in wasted(brief, gambles, 0.0, 2)
+    assert wasted(brief, gambles, 0.5, 2) == ""  # half of six may be lost
+    assert wasted(brief, set(), 0.0, 1) == ""
+
+
+def test_what_is_expected_to_be_slow_is_a_gamble(pool: Pool) -> None:
+    brief = agents(pool).brief()
+    (first, *_) = Playbook(cards=CARDS).propose(brief, 3)
+    assert not gamble(brief, first)
+    assert gamble(brief, replace(first, expected_s=1.06 * first.expected_s))
+    assert gamble(brief, replace(first, expected_s=float("nan")))
