@@ -57,7 +57,8 @@ class Question:
     `prompt` is the name and version of the prompt's file (`proposal-1`). `schema` must be fit for strict mode (fields
     by name, no open maps). `check` says why a value that fits the schema is not accepted, or None. `digest` is put
     below `user` where the endpoint has no tools. With `expert` the expert is asked at once. An answer equal to one that
-    the role gave before is not accepted, unless it `may_repeat`.
+    the role gave before is not accepted, unless it `may_repeat`. So many as `look_ups` answers may ask for tools; then
+    the model is to answer without.
     """
 
     role: str
@@ -67,6 +68,7 @@ class Question:
     schema: type[BaseModel]
     check: Callable[[Any], str | None] = lambda value: None
     tools: tuple[Tool, ...] = ()
+    look_ups: int = 3
     digest: str = ""
     expert: bool = False
     may_repeat: bool = False

@@ -13,8 +13,6 @@ from asap_ray.agents.untrusted import clean, delimited
 from asap_ray.agents.wire import FINAL, REPAIRABLE, SILENT, Form, Request, Verdict
 from asap_ray.errors import AsapError
 
-TOOL_ROUNDS = 3
-"""Answers that may ask for tools; then the model is to answer without."""
 NO_ANSWER = SILENT | FINAL | {Verdict.SPENT, Verdict.NOT_RECORDED, Verdict.NOT_FOUND}
 """Ends of a probe that a question would meet too."""
 MOST_QUOTED = 6_000
@@ -81,7 +79,7 @@ class Conversation:
         messages, most_tokens = opening(question, form), self.most_tokens
         turn, mended, rounds = "ask", False, 0
         while True:
-            request = self._request(question, form, messages, most_tokens, open_tools=rounds < TOOL_ROUNDS)
+            request = self._request(question, form, messages, most_tokens, open_tools=rounds < question.look_ups)
             judged = self.desk.call(request, question, turn)
             if judged.verdict is Verdict.TOOLS:
                 turn, rounds = "tools", rounds + 1

@@ -1,8 +1,8 @@
 """A language model as the brain: its roles read trials, decide and propose, and code checks all of it.
 
-The Analyzer reads each trial on a thread of its own while others still run. Between rounds the Coordinator says what is
-next, and the Proposal agent answers with three ideas. Whatever is not sound, and each turn in which no answer comes, is
-the playbook's; so is every turn while the model's own trials have cost more than their share.
+The Analyzer reads the first trial of a round on a thread of its own while others still run. Between rounds the
+Coordinator says what is next, and the Proposal agent answers with three ideas. Whatever is not sound, and each turn in
+which no answer comes, is the playbook's; so is every turn while the model's own gambles have cost more than their share.
 """
 
 from __future__ import annotations
@@ -65,12 +65,18 @@ class Reasoner:
     _last: tuple[Narrowing, ...] = ()
     _gambles: set[Plan] = field(default_factory=set)
     _width: int = 1
+    _lead: Plan | None = None
     _earlier: tuple[Result, ...] = ()
     _told: list[Told] = field(default_factory=list)
     _analyst: Analyst | None = None
 
     def propose(self, brief: Brief, count: int) -> list[Proposal]:
-        """The model's sound ideas, then the playbook's; the playbook's alone where it has the turn."""
+        """The model's sound ideas, then the rules'; the rules' alone where they have the turn."""
+        found = self._proposals(brief, count)
+        self._lead = found[0].plan if found else None
+        return found
+
+    def _proposals(self, brief: Brief, count: int) -> list[Proposal]:
         self._width = max(count, self._width)
         if reason := wasted(brief, self._gambles, self.share, self._width):
             return self._playbooks_turn(brief, count, reason)
@@ -95,8 +101,9 @@ class Reasoner:
         return self.rules.revise(brief, refused, reason, others)
 
     def seen(self, result: Result) -> None:
-        """Let the Analyzer read a trial while others run."""
-        if result.status in ("complete", "pruned", "infeasible"):
+        """Let the Analyzer read the first proposal's trial while others run: to read all would cost more than it tells,
+        and the rules read all of them."""
+        if result.candidate.plan == self._lead and result.status in ("complete", "pruned", "infeasible"):
             self._analyst = self._analyst or Analyst()
             earlier = self._earlier
             self._analyst.begin(result.candidate.number, lambda: self._read(result, earlier))
@@ -168,7 +175,7 @@ class Reasoner:
             user=text,
             schema=Ideas,
             check=reader.check,
-            tools=proposal_tools(brief, base),
+            tools=proposal_tools(brief, base) if expert else (),
             expert=expert,
         )
 
@@ -207,6 +214,7 @@ class Reasoner:
                 check=check,
                 tools=analyzer_tools(result, earlier),
                 digest="\n".join(details),
+                look_ups=1,
                 may_repeat=True,
             )
         )
