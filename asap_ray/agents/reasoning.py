@@ -2,7 +2,7 @@
 
 The Analyzer reads the first trial of a round on a thread of its own while others still run. Between rounds the
 Coordinator says what is next, and the Proposal agent answers with three ideas. Whatever is not sound, and each turn in
-which no answer comes, is the playbook's; so is every turn while the model's own gambles have cost more than their share.
+which no answer comes, is the playbook's; so is every turn while the model's own gambles cost more than their share.
 """
 
 from __future__ import annotations
