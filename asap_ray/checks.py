@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from asap_ray.config import MODEL_FREE, TUNING, CommandConfig, Config
 from asap_ray.errors import ConfigError
+from asap_ray.recipe import GENES
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
@@ -50,7 +51,7 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tiers": ("auto", "roofline", "compile", "run", "command"),
         "agents.brain": ("auto", "playbook", "llm", "none"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
-        "search.vary": ("flags", "none"),
+        "search.vary": (*GENES, "none"),
         "output": ("auto", "rich", "plain", "json"),
         "compile.trainer": ("ours", "maxtext"),
         "compare.tasks": ("replay", "planted"),

@@ -106,8 +106,8 @@ class SearchConfig:
     vary: list[str] = field(
         default_factory=lambda: ["flags"],
         metadata=_help(
-            "what agents try besides plans: flags (the further bundles of compile.xla, around the fastest "
-            "trial), or none"
+            "what agents try besides plans, around the fastest trial: flags (the further bundles of compile.xla) and, "
+            "in our own trainer, hold, save and blocks (docs/recipes.md); or none"
         ),
     )
     proposals: int = field(default=3, metadata=_help("trials that a round releases at once"))

@@ -8,11 +8,13 @@ saved in the first 16 layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 GENES = ("flags", "hold", "save", "blocks")
 """What may be varied besides the plan, by the names of `search.vary`."""
+PROGRAM_GENES = ("hold", "save", "blocks")
+"""Those that change the program, which only our own trainer has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -94,7 +96,3 @@ class Genes:
     def __bool__(self) -> bool:
         """Whether anything may be varied."""
         return bool(self.flags or self.others)
-
-    def moves(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Recipes that differ from one in a single gene, in a fixed order; whether they are legal is not asked."""
-        yield from (replace(recipe, flags=name) for name in ("", *self.flags) if name != recipe.flags)

@@ -29,6 +29,7 @@ CHAIN = {
         "plan",
         "problem",
         "recipe",
+        "genes",
         "rules",
         "stack",
         "step_times",

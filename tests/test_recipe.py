@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asap_ray.recipe import PLAIN, Genes, Recipe
+from asap_ray.recipe import PLAIN, Recipe
 
 RECIPES = st.builds(
     Recipe,
@@ -37,10 +37,3 @@ def test_a_line_as_written_by_hand() -> None:
 def test_what_is_no_gene_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"gene|invalid literal"):
         Recipe.parse(line)
-
-
-def test_a_move_changes_the_flags_alone() -> None:
-    genes = Genes(flags=("vmem", "sync"))
-    assert [each.line for each in genes.moves(PLAIN)] == ["vmem", "sync"]
-    assert [each.line for each in genes.moves(Recipe(flags="vmem", hold=2))] == ["hold=2", "sync hold=2"]
-    assert not list(Genes().moves(PLAIN))

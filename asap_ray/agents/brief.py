@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,12 +11,15 @@ import numpy as np
 from asap_ray.agents.analyzer import Analysis
 from asap_ray.agents.proposal import Proposal
 from asap_ray.narrowing import Narrowing
+from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.recall import Recall
 from asap_ray.recipe import Genes, Recipe
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result, Told, best_of
+
+Price = Callable[[Plan, Recipe], Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,8 @@ class Brief:
     memory had to say when the search began.
 
     All that is of trials of plans alone: what a recipe gains says nothing of other plans. `varied` are the trials with
-    a recipe, `genes` is what recipes may vary.
+    a recipe, `genes` is what recipes may vary, `price` what the roofline says of a plan with a recipe (None:
+    nothing beyond what it says of the plan).
     """
 
     pool: Pool
@@ -45,12 +49,33 @@ class Brief:
     program: Problem | None = None
     varied: tuple[Result, ...] = ()
     genes: Genes = field(default_factory=Genes)
+    price: Price | None = None
     recall: Recall = field(default_factory=Recall)
 
     @property
     def winner(self) -> Result | None:
         """The fastest trial of all, with a recipe or without."""
         return best_of([*([self.best] if self.best else []), *self.varied])
+
+    @property
+    def trained(self) -> Problem:
+        """The problem as the trainer sees it."""
+        return self.program or self.pool.problem
+
+    def priced(self, row: int, recipe: Recipe) -> Estimate:
+        """What the roofline says of a plan with a recipe; flags it knows nothing of."""
+        if not recipe.program or self.price is None:
+            return self.pool.estimate(row)
+        return self.price(self.pool.plan(row), recipe.program)
+
+    def price_s(self, row: int, recipe: Recipe) -> float:
+        """The roofline's step of a plan with a recipe, in seconds."""
+        known = not recipe.program or self.price is None
+        return float(self.pool.step_s[row]) if known else self.priced(row, recipe).step_time_s
+
+    def expected(self, row: int, recipe: Recipe) -> float:
+        """The step that trials let expect of a plan with a recipe, in seconds."""
+        return float(self.expected_s[row]) * self.price_s(row, recipe) / float(self.pool.step_s[row])
 
     def tried_with(self, plan: Plan) -> dict[Recipe, int]:
         """Recipes that a plan of the pool was tried with, and as which trial."""

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from asap_ray.agents.analyzer import Analysis, Mechanism, analyse
-from asap_ray.agents.brief import Advice, Adviser, Brain, Brief
+from asap_ray.agents.brief import Advice, Adviser, Brain, Brief, Price
 from asap_ray.agents.proposal import Proposal, confidence, judge
+from asap_ray.agents.varied import variation
 from asap_ray.agents.verifier import fitting, row_of, verified
 from asap_ray.narrowing import Narrowing
 from asap_ray.problem import Problem
@@ -55,6 +56,7 @@ class Coordinator:
     study: Study
     adviser: Adviser | None = None
     genes: Genes = field(default_factory=Genes)
+    price: Price | None = None
     rules: Rules = field(default_factory=Rules)
     program: Problem | None = None
     recall: Recall = field(default_factory=Recall)
@@ -75,7 +77,7 @@ class Coordinator:
     def ask(self, count: int) -> list[Candidate]:
         """A round: verified proposals, and the sampler's share."""
         brief = self.brief()
-        if not brief.open.any():
+        if not brief.open.any() and not self._recipe_left:
             return []
         self.rounds += 1
         # Of what was tried, so that the first rounds are the agents': a sampler has nothing to learn from yet.
@@ -105,6 +107,15 @@ class Coordinator:
 
     def finished(self) -> str | None:
         """Why nothing that is left is worth a trial."""
+        return None if (reason := self._plans_end()) and self._recipe_left else reason
+
+    @property
+    def _recipe_left(self) -> bool:
+        """Whether another program of the fastest trial's plan may gain; flags are tried once more after a search."""
+        return bool(self.genes.others) and variation(self.brief()) is not None
+
+    def _plans_end(self) -> str | None:
+        """Why no plan that is left is worth a trial."""
         best, left = best_of(self.results), ~self._is_tried()
         if not left.any():
             return "every plan that is legal and fits was tried"
@@ -187,6 +198,7 @@ class Coordinator:
             program=self.program,
             varied=tuple(each for each in self.results if each.candidate.recipe),
             genes=self.genes,
+            price=self.price,
             recall=self.recall,
         )
 

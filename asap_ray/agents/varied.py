@@ -2,7 +2,7 @@
 
 It takes one place of a round of several, from the second round on, for the recipe around the fastest trial that is
 expected to gain most: a single gene is changed, so that what comes of it can be laid to that gene. Of compiler flags
-nobody knows the price: each bundle is tried once around the winner, in the order of `compile.xla`.
+and tiles nobody knows the price: each is tried once around the winner, after what is priced to gain, in a fixed order.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asap_ray.agents.brief import Brain, Brief
-from asap_ray.agents.proposal import STEP, UNCHANGED, Prediction, Proposal
-from asap_ray.agents.verifier import refusal
+from asap_ray.agents.proposal import STEP, SURE, UNCHANGED, UNSURE, Prediction, Proposal
+from asap_ray.agents.verifier import refusal, row_of
+from asap_ray.genes import gene_moves
 from asap_ray.recipe import Recipe
 from asap_ray.search.protocol import Result
 
@@ -48,24 +49,35 @@ class Varied:
 def variation(brief: Brief, others: Sequence[Proposal] = ()) -> Proposal | None:
     """The recipe to try next around the fastest trial, besides what is proposed already; None where none is left."""
     base = brief.winner
-    if base is None or base.step_time_s is None:
+    if base is None or (step := base.step_time_s) is None:
         return None
-    found = (_proposal(brief, base, recipe) for recipe in brief.genes.moves(base.candidate.recipe))
+    row = row_of(brief.pool, base.candidate.plan)
+    assert row is not None, "trials are of plans of the pool"
+    around = gene_moves(brief.trained, base.candidate.plan, base.candidate.recipe, brief.genes)
+    found = sorted((proposed(brief, base, row, each) for each in around), key=lambda each: each.expected_s)
     taken = [(each.plan, each.recipe) for each in others]
-    fresh = (each for each in found if (each.plan, each.recipe) not in taken)
-    return next((each for each in fresh if refusal(brief, each) is None), None)
+    hopeful = (each for each in found if each.expected_s <= step and (each.plan, each.recipe) not in taken)
+    return next((each for each in hopeful if refusal(brief, each) is None), None)
 
 
-def _proposal(brief: Brief, base: Result, recipe: Recipe) -> Proposal:
-    step = base.step_time_s or 0.0
-    about = brief.genes.about.get(recipe.flags, "the bundle that every plan is tried with")
+def proposed(brief: Brief, base: Result, row: int, recipe: Recipe) -> Proposal:
+    """A recipe for the plan of a trial that came to a step, with what it is expected to change."""
+    step, before = base.step_time_s or 0.0, base.candidate.recipe
+    ratio = brief.price_s(row, recipe) / brief.price_s(row, before)
+    if ratio == 1.0:  # nobody knows the price of what is changed
+        about = brief.genes.about.get(recipe.flags, "the roofline knows nothing of it")
+        low, high = GAIN * step, (1.0 - UNCHANGED) * step
+        why = f"{base.candidate.words} may gain from {recipe.line or 'the usual flags'}: {about}"
+    else:
+        low, high = sorted((step * ratio**SURE, step * ratio**UNSURE))
+        why = f"{base.candidate.words} is expected at {step * ratio:.3g} s with {recipe.line or 'no recipe'}"
     return Proposal(
         plan=base.candidate.plan,
         recipe=recipe,
-        hypothesis=f"{base.candidate.words} may gain from other flags, {recipe.flags or 'the usual ones'}: {about}",
-        mechanism=f"flags {base.candidate.recipe.flags or 'as usual'} to {recipe.flags or 'as usual'}",
-        prediction=Prediction(field=STEP, direction="down", base=step, low=GAIN * step, high=(1.0 - UNCHANGED) * step),
-        expected_s=step,
+        hypothesis=why,
+        mechanism=f"{before.line or 'the plan alone'} to {recipe.line or 'the plan alone'}",
+        prediction=Prediction(field=STEP, direction="up" if ratio > 1.0 else "down", base=step, low=low, high=high),
+        expected_s=step * ratio,
         base=base.candidate.number,
         author=AUTHOR,
     )

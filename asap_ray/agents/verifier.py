@@ -7,6 +7,7 @@ import numpy as np
 from asap_ray.agents.brief import Brain, Brief
 from asap_ray.agents.proposal import Proposal
 from asap_ray.duplicates import duplicate
+from asap_ray.genes import broken_gene
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem, coding, columns_of
 from asap_ray.recipe import Recipe
@@ -50,8 +51,14 @@ def _recipe_fault(brief: Brief, row: int, recipe: Recipe) -> str | None:
     """Why a recipe may not be tried with a plan of the pool; None where it may."""
     if recipe in (tried := brief.tried_with(brief.pool.plan(row))):
         return f"tried before, as trial {tried[recipe]}"
-    if recipe.flags and recipe.flags not in brief.genes.flags:
-        return f"flags {recipe.flags}: the search has {', '.join(brief.genes.flags) or 'no other bundle'}"
+    if fault := broken_gene(brief.trained, brief.pool.plan(row), recipe, brief.genes):
+        return f"not legal, rule {fault[0]}: {fault[1]}"
+    if not recipe.program:
+        return None
+    priced = brief.priced(row, recipe)
+    needed = priced.hbm_bytes * max(brief.analysis.memory, 1.0)
+    if needed > priced.hbm_limit_bytes:
+        return f"with {recipe.line} it needs {needed / 1e9:.1f} GB, and {priced.hbm_limit_bytes / 1e9:.1f} GB are free"
     return None
 
 

@@ -29,6 +29,7 @@ from asap_ray.physics.floor import FLOOR_PARTS, FloorPricer
 from asap_ray.physics.layer import CHANNELS, LayerPricer
 from asap_ray.physics.memory import ActivationBytes, activation_bytes, memory_parts
 from asap_ray.physics.network import Link
+from asap_ray.physics.recipes import HELD_PASSES, shares_of
 from asap_ray.physics.stage import Stage, StagePricer
 from asap_ray.physics.stages import stage_layers
 from asap_ray.physics.state import StateShards, holds_both_edges, kv_shards, state_shards
@@ -37,6 +38,7 @@ from asap_ray.physics.traffic import StepTraffic, achieved_links, datasheet_link
 from asap_ray.physics.units import Units
 from asap_ray.plan import ATTENTION_KERNELS, PRECISIONS, Plan
 from asap_ray.problem import UNFUSED, Problem
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.space import PlanColumns
 
 TOKEN_BYTES = 8.0
@@ -57,14 +59,16 @@ class _Tables:
 
 
 class Pricer:
-    """Prices the plans of one problem."""
+    """Prices the plans of one problem, with a recipe."""
 
-    def __init__(self, problem: Problem, calibration: Calibration) -> None:
+    def __init__(self, problem: Problem, calibration: Calibration, recipe: Recipe = PLAIN) -> None:
         """Prepare what no plan changes."""
-        self.problem, self.calibration = problem, calibration
+        self.given, self.recipe, self.shares = problem, recipe, shares_of(problem, recipe)
+        self.problem, self.calibration = self.shares.problem, calibration
+        problem = self.problem
         self.machine = Machine.achieved(problem.slice.chip, calibration)
         self.layers = LayerPricer(problem.workload, self.machine, problem.stack, calibration.elementwise_passes)
-        self.stages = StagePricer(problem, calibration, self.machine)
+        self.stages = StagePricer(problem, calibration, self.machine, self.shares)
         self.steps = StepPricer(self.stages)
         self._last: _Tables | None = None
 
@@ -79,6 +83,9 @@ class Pricer:
         memory = self._memory(stage, tables)
         step = slowest([self.steps.price(each, memory) for each in (stage, *more)])
         parts, serial, batches = dict(step.parts), dict(step.serial), stage.c["accumulation"]
+        if self.shares.held:
+            copied = self._copied(rows, tables)
+            parts["elementwise"], serial["elementwise"] = (each["elementwise"] + copied for each in (parts, serial))
         # The next batch is read while this one is trained on: only what takes longer than the step shows.
         fed = batches * stage.units.tokens[stage.of] * TOKEN_BYTES / self.machine.pcie_bytes_per_s
         parts["input"], serial["input"] = np.maximum(fed - summed(parts.values()), 0.0), fed
@@ -113,6 +120,7 @@ class Pricer:
             state = state_shards(self.problem, meshes.columns)
             links = datasheet_links(self.problem, meshes, bound=False)
             floors = FloorPricer(self.problem, meshes, state)
+            floors.again_flops = self.shares.mixed(floors.again_flops)
             self._last = self._achieved(meshes, state, links, floors)
         return self._last
 
@@ -124,7 +132,7 @@ class Pricer:
 
     def recalibrated(self, calibration: Calibration) -> Pricer:
         """The same problem with other constants; what only the meshes decide is not worked out again."""
-        found = Pricer(self.problem, calibration)
+        found = Pricer(self.given, calibration, self.recipe)
         if known := self._last:
             found._last = found._achieved(known.meshes, known.state, known.datasheet, known.floors)
         return found
@@ -148,6 +156,7 @@ class Pricer:
             held=last,
             layers=self.problem.workload.architecture.layers,
             head=spread,
+            shares=self.shares,
         )
         if not self.problem.stack.stages_by_cost:
             return (stage,)
@@ -189,8 +198,17 @@ class Pricer:
             passing=activations.passing[stage.of],
             logits=activations.logits[stage.of],
         )
-        rows = {field.name: getattr(state, field.name)[stage.rows.mesh] for field in fields(state)}
-        return memory_parts(self.problem, self.calibration, StateShards(**rows), of_plan, stage.c, which)
+        here = _rows_of(state, stage.rows)
+        parts = memory_parts(self.problem, self.calibration, here, of_plan, stage.c, which)
+        if self.shares.held:
+            parts["gathered"] = parts["gathered"] + self.shares.held_bytes(here, stage.c)
+        return parts
+
+    def _copied(self, rows: PlanColumns, tables: _Tables) -> np.ndarray:
+        """Seconds in which held weights pass through HBM where each layer gathers its own [plans]."""
+        held = self.shares.held_bytes(_rows_of(tables.state, rows), rows)
+        alone = rows["accumulation"] == 1
+        return np.where(alone, HELD_PASSES * held / self.machine.hbm_bytes_per_s, 0.0)
 
     def estimates(self, rows: PlanColumns, plans: list[Plan]) -> list[Estimate]:
         """One estimate each for the rows, which are these plans."""
@@ -221,6 +239,11 @@ class Pricer:
                 )
             )
         return found
+
+
+def _rows_of(state: StateShards, rows: PlanColumns) -> StateShards:
+    """The state of each plan's mesh [plans]."""
+    return StateShards(**{field.name: getattr(state, field.name)[rows.mesh] for field in fields(state)})
 
 
 def _row(columns: Mapping[str, np.ndarray], i: int) -> dict[str, float]:

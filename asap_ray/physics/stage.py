@@ -15,6 +15,7 @@ from asap_ray.physics.estimate import Levels, summed
 from asap_ray.physics.head import HEAD_KERNELS, head_work
 from asap_ray.physics.layer import CHANNELS, LayerCost
 from asap_ray.physics.memory import ActivationBytes
+from asap_ray.physics.recipes import Shares
 from asap_ray.physics.traffic import StepTraffic, widths
 from asap_ray.physics.units import NUMBER_BYTES, Units
 from asap_ray.problem import Problem
@@ -40,6 +41,7 @@ class Stage:
     held: np.ndarray
     layers: int
     head: np.ndarray
+    shares: Shares
 
     @property
     def share(self) -> np.ndarray:
@@ -64,7 +66,7 @@ class Stage:
 
     def by_policy(self, table: np.ndarray) -> np.ndarray:
         """From [units, policies] to [plans]."""
-        return table[self.of, self.c["remat"]]
+        return self.shares.mixed(table)[self.of, self.c["remat"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,9 +97,9 @@ class Kernels:
 class StagePricer:
     """Prices the stages of one problem's plans."""
 
-    def __init__(self, problem: Problem, calibration: Calibration, machine: Machine) -> None:
+    def __init__(self, problem: Problem, calibration: Calibration, machine: Machine, shares: Shares) -> None:
         """Prepare what no plan changes."""
-        self.problem, self.calibration, self.machine = problem, calibration, machine
+        self.problem, self.calibration, self.machine, self.shares = problem, calibration, machine, shares
         self.overlap = {kind: float(getattr(calibration, f"overlap_{kind}")) for kind in OVERLAPS}
 
     def kernels(self, stage: Stage) -> Kernels:
@@ -136,12 +138,17 @@ class StagePricer:
             base, again = cost.wire[channel], cost.wire_again[channel]
             wires[channel] = _levels(lambda k, b=base, a=again: share * (b[k][stage.of] + stage.by_policy(a[k])))
         moved, ends = (2 * part.gather + part.scatter for part in (layers, edges))
-        wires["fsdp"] = _levels(lambda k: share * moved[k][mesh] + ends[k][mesh])
+        if self.shares.held:
+            gathers = self.shares.gathers(stage.c["accumulation"])
+            inside = lambda k: gathers * layers.gather[k][mesh] + layers.scatter[k][mesh]  # noqa: E731
+        else:
+            inside = lambda k: moved[k][mesh]  # noqa: E731
+        wires["fsdp"] = _levels(lambda k, e=ends: share * inside(k) + e[k][mesh])
         sent = self._sent(stage.units)
         wires["pipeline"] = _levels(lambda k: 2 * stage.c["virtual"] * sent[k][stage.of])
-        inside, ends = (np.array([part.reduce, part.spread]) for part in (layers, edges))
+        reduced, ends = (np.array([part.reduce, part.spread]) for part in (layers, edges))
         which = (stage.c["zero"] > 0).astype(np.intp)
-        wires["gradient"] = _levels(lambda k: share * inside[which, k, mesh] + ends[which, k, mesh])
+        wires["gradient"] = _levels(lambda k: share * reduced[which, k, mesh] + ends[which, k, mesh])
         host = stage.by_policy(stage.activations.host) * stage.held
         wires["offload"] = (2 * host / self.machine.pcie_bytes_per_s, np.zeros(len(host)))
         return wires

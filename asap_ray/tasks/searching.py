@@ -9,6 +9,7 @@ import numpy as np
 
 from asap_ray.agents.cascade import Cascade
 from asap_ray.agents.coordinator import Coordinator, Rules
+from asap_ray.agents.evolution import Evolution
 from asap_ray.agents.playbook import Playbook
 from asap_ray.agents.reasoning import Reasoner
 from asap_ray.agents.seeded import Seeded
@@ -16,11 +17,12 @@ from asap_ray.agents.varied import Varied
 from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
 from asap_ray.knowledge import load_cards
+from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES, KNOBS
 from asap_ray.recall import Recall
-from asap_ray.recipe import Genes, Recipe
+from asap_ray.recipe import Recipe
 from asap_ray.report.answer import FLAGS, Confirmed, Searched, SliceAnswer, Tried
 from asap_ray.report.told import words_of
 from asap_ray.search.blackbox import black_box
@@ -37,6 +39,7 @@ from asap_ray.tasks.setting import Setting
 from asap_ray.tasks.stages import next_number, that_compiles
 from asap_ray.tasks.trial_tiers import TrialTiers, read_trial
 from asap_ray.tasks.trials import Clock, Key, Trials, Wanted
+from asap_ray.tasks.varying import genes_of, prices_of
 from asap_ray.tiers.command import Command
 from asap_ray.tiers.roofline import Roofline
 from asap_ray.tiers.run import Run
@@ -90,7 +93,8 @@ class Search:
             told = self._told(pool, (), f"0 plans {words_of(self.tiers.name).done}: {why}")
             return replace(answer, searched=told, compiled=answer.searched)
         recall = self.recalls.get(where)
-        searcher = searcher_of(self.config, pool, self.tiers, where, recall, answer.searched, self.asker)
+        calibration = self.setting.tiers[place].calibration
+        searcher = searcher_of(self.config, pool, self.tiers, where, recall, answer.searched, self.asker, calibration)
         bundles = [each.name for each in self.tiers.bundles]
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         if recall is not None:
@@ -223,6 +227,7 @@ def searcher_of(
     recall: Recall | None = None,
     compiled: Searched | None = None,
     asker: Cascade | None = None,
+    calibration: Calibration | None = None,
 ) -> Searcher:
     """The agents, with what they recall and a language model where there is an `asker`, or a black-box search alone;
     what a cheaper tier found fastest is tried first.
@@ -241,22 +246,18 @@ def searcher_of(
     rules = Varied(inner=Seeded(inner=Playbook(cards=cards), seeds=seeds))
     share = config.search.share
     thinking = asker and Reasoner(asker=asker, rules=rules, cards=cards, problem=pool.problem, share=share)
+    brain, population = thinking or rules, config.agents.population
     return Coordinator(
         pool=pool,
-        brain=thinking or rules,
+        brain=Evolution(inner=brain, size=population, seed=config.seed) if population else brain,
         adviser=thinking,
         genes=genes_of(config, tiers),
+        price=prices_of(pool.problem, calibration or tiers.tiers[where, tiers.base].calibration),
         study=Study(pool, sampler, config.seed, number),
         rules=Rules(share=config.search.share, gap=config.search.gap),
         program=tiers.problems[where],
         recall=recall or Recall(),
     )
-
-
-def genes_of(config: Config, tiers: TrialTiers) -> Genes:
-    """What a search may vary besides plans."""
-    further = {each.name: each.about for each in tiers.bundles[1:]} if "flags" in config.search.vary else {}
-    return Genes(flags=tuple(further), about=further)
 
 
 def parameter_values(pool: Pool) -> dict[str, list[int | str]]:

@@ -61,11 +61,11 @@ class TrialTier(Protocol):
         """What its results are evidence for: a trainer, and what runs it."""
         ...
 
-    def job(self, plan: Plan) -> Job:
-        """The work of a plan's trial."""
+    def job(self, plan: Plan, recipe: Recipe = PLAIN) -> Job:
+        """The work of the trial of a plan with a recipe; its flags are the tier's own."""
         ...
 
-    def known(self, plan: Plan) -> Finding | None:
+    def known(self, plan: Plan, recipe: Recipe = PLAIN) -> Finding | None:
         """What was said of a plan that was tried before with all the same; None where it was not."""
         ...
 
@@ -191,7 +191,7 @@ class Trials:
         return wanted.recipe.under(self.bundle)
 
     def _job(self, wanted: Wanted) -> Job:
-        job, left = self._tier(wanted).job(wanted.roofline.plan), self.clock.left_s
+        job, left = self._tier(wanted).job(wanted.roofline.plan, **_besides(wanted)), self.clock.left_s
         limit = job.timeout_s if left == float("inf") else min(left, job.timeout_s or left)
         return replace(job, name=f"trial {wanted.number} {self._bundle(wanted)} {job.name}", timeout_s=limit)
 
@@ -227,7 +227,7 @@ class Trials:
             self.clock.find(before.elapsed_s)
             found = replace(before.finding, cached=True)
             return replace(before, roofline=wanted.roofline, finding=found, number=wanted.number, author=wanted.author)
-        found = tier.known(plan)
+        found = tier.known(plan, **_besides(wanted))
         return self._tried(wanted, found) if found else None
 
     def _deserves_more(self, before: Tried) -> bool:
@@ -243,6 +243,11 @@ class Trials:
     def _too_late(self) -> bool:
         """Whether a trial that starts now would hardly end: the clock leaves too little of what others took."""
         return bool(self._took) and self.clock.left_s < HARDLY * statistics.median(self._took)
+
+
+def _besides(wanted: Wanted) -> dict[str, Recipe]:
+    """What a tier is asked for besides the plan; only our own trainer's have programs for it."""
+    return {"recipe": wanted.recipe.program} if wanted.recipe.program else {}
 
 
 def finite(found: Finding) -> Finding:

@@ -13,6 +13,7 @@ from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.step_times import PROCESS_SPREAD, interval_s, median_s
 from asap_ray.tiers.finding import Finding, Status
 from asap_ray.tiers.following import Step
@@ -81,7 +82,7 @@ class Command:
         """Why the trainer's command cannot say a plan, in one line; None where it can."""
         return self.template.refusal(self.problem, plan)
 
-    def job(self, plan: Plan) -> Job:
+    def job(self, plan: Plan, recipe: Recipe = PLAIN) -> Job:
         """The work that runs the trainer with a plan."""
         assert self.expressible(plan) is None, f"{plan.line}: {self.expressible(plan)}"
         options = self.options
@@ -106,7 +107,7 @@ class Command:
             isolated=True,
         )
 
-    def known(self, plan: Plan) -> Finding | None:
+    def known(self, plan: Plan, recipe: Recipe = PLAIN) -> Finding | None:
         """Nothing is known before it has run: a time measured elsewhere is no evidence here."""
         return None
 

@@ -25,6 +25,7 @@ from asap_ray.compiler.request import Build, packed
 from asap_ray.physics.calibration import Calibration
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.tiers.cache import Cache, default_cache
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.launch import Order, Ran, ran
@@ -112,7 +113,7 @@ class CompileWith:
         """Why MaxText's command cannot say a plan, in one line; None where it can."""
         return self.template.refusal(self.problem, plan)
 
-    def job(self, plan: Plan) -> Job:
+    def job(self, plan: Plan, recipe: Recipe = PLAIN) -> Job:
         """The work that has MaxText compile a plan."""
         order, options = self._order(plan), self.options
         return Job(
@@ -124,7 +125,7 @@ class CompileWith:
             isolated=True,
         )
 
-    def known(self, plan: Plan) -> Finding | None:
+    def known(self, plan: Plan, recipe: Recipe = PLAIN) -> Finding | None:
         """What is said of a plan that was compiled before with all the same; None where it was not."""
         if self.options.cache is None:
             return None

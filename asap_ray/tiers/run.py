@@ -22,6 +22,7 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.profile.table import Profile
+from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.step_times import PROCESS_SPREAD, interval_s, median_s
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.parts import time_parts
@@ -108,8 +109,8 @@ class Run:
         small = self.proxy.plan(self.problem, plan) if self.proxy else plan
         return small if isinstance(small, str) else None
 
-    def job(self, plan: Plan) -> Job:
-        """The work that runs a plan, or the proxy that stands for it."""
+    def job(self, plan: Plan, recipe: Recipe = PLAIN) -> Job:
+        """The work that runs a plan with a recipe, or the proxy that stands for it."""
         options, chip = self.options, self.problem.slice.chip
         small = self.proxy.plan(self.problem, plan) if self.proxy else plan
         assert not isinstance(small, str), small
@@ -130,6 +131,7 @@ class Run:
             memory_bytes=options.memory_bytes,
             trace=options.trace,
             cache=options.cache,
+            recipe=recipe.program,
         )
         gang = Gang(
             hosts=options.hosts,
@@ -155,7 +157,7 @@ class Run:
         held = PROCESS_BYTES + devices * self._roofline.estimates([plan])[0].hbm_bytes
         return min(held, self.options.memory_bytes)
 
-    def known(self, plan: Plan) -> Finding | None:
+    def known(self, plan: Plan, recipe: Recipe = PLAIN) -> Finding | None:
         """Nothing: a run is measured anew, but for those that the record of the same command holds."""
         return None
 

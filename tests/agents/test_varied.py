@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from asap_ray.agents.coordinator import Coordinator, Rules
@@ -12,11 +13,13 @@ from asap_ray.agents.proposal import Proposal, predict_step
 from asap_ray.agents.varied import Varied
 from asap_ray.agents.verifier import refusal
 from asap_ray.knowledge import card_from_mapping
-from asap_ray.recipe import Genes, Recipe
+from asap_ray.recipe import PLAIN, Genes, Recipe
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Candidate, Result
 from asap_ray.search.study import Study
+from asap_ray.tasks.varying import prices_of
 from tests.agents.doubles import small_pool
+from tests.search.test_pool import tier_of
 
 GENES = Genes(flags=("vmem", "sync"), about={"vmem": "more memory"})
 
@@ -115,3 +118,28 @@ def test_a_bundle_that_a_card_proposes_is_not_proposed_twice(pool: Pool) -> None
     (told,) = [each for each in asked if each.recipe.flags == "vmem"]
     assert told.proposal.card == "mine"
     assert told.proposal.mechanism == "mine: flags as usual to vmem"
+
+
+def test_where_no_plan_is_left_recipes_are_still_tried(pool: Pool) -> None:
+    """A single plan: each hold that is priced to gain comes first, then tiles, until nothing is left."""
+    ours = small_pool("v5e-16", stack="ours", model="llama3_8b", batch=16, seq_len=512)
+    row = next(row for row in range(len(ours)) if ours.plan(row).line.startswith("fsdp=16"))
+    one = ours.only(np.array([row]))
+    searcher = Coordinator(
+        pool=one,
+        brain=Varied(inner=Playbook(cards=())),
+        study=Study(one, "random", 0),
+        genes=Genes(others=("hold", "blocks")),
+        price=prices_of(one.problem, tier_of("v5e-16", "ours").calibration),
+    )
+    asked = []
+    while searcher.finished() is None:
+        now = searcher.ask(2)
+        assert now
+        searcher.tell([came_to(each, one) for each in now])
+        asked += now
+    assert asked[0].recipe == PLAIN
+    assert {each.plan for each in asked} == {one.plan(0)}
+    assert {each.recipe.block_q for each in asked} == {0, 256, 512}
+    assert len({each.recipe for each in asked}) == len(asked) > 3
+    assert "every plan that is legal and fits was tried" in (searcher.finished() or "")
