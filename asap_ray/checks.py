@@ -29,6 +29,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "doctor": "tell what this machine and its cluster can do, and what to type where they cannot (no model needed)",
         "calibrate": "fit the roofline's constants to measured runs, and test them on runs left out (no model needed)",
         "compare": "hold search methods against each other on measured tables, planted faults, or with +model your job",
+        "nightly": "tune all cells of a matrix, nightly=NAME, and say what improved or regressed since, and why",
         "launch": "write what runs this command on a cluster: KubeRay, Slurm, ray job submit, TPU VMs",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
@@ -39,7 +40,6 @@ TASKS: Mapping[str, str] = MappingProxyType(
 # The command line is a contract: these names are taken, and say so, before what they name is there.
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "task": ("nightly",),
         "tiers": ("replay",),
         "agents.brain": ("policy",),
     }
@@ -57,7 +57,7 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "compare.tasks": ("replay", "planted"),
         "compare.leave_out": ("source", "model"),
         "launch.target": ("local", "ray_job", "slurm", "kuberay", "gce_tpu"),
-        "launch.task": ("tune", "doctor", "calibrate", "compare", "validate"),
+        "launch.task": ("tune", "nightly", "doctor", "calibrate", "compare", "validate"),
         "workload.optimizer": ("adamw",),
     }
 )
@@ -87,6 +87,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "compare.truths": (1, 1000),
         "ray.retries": (0, 100),
         "launch.replicas": (1, 10_000),
+        "nightly.retries": (0, 10),
         "launch.cpus": (1, 1024),
         "launch.memory_gb": (1, 65_536),
         "seed": (0, 2**32 - 1),
@@ -111,6 +112,7 @@ TEXTS = (
     *("agents.memory_dir", "llm.base_url", "llm.model", "llm.expert"),
     *(f"launch.{name}" for name in ("name", "image", "wheel", "results", "storage", "schedule", "time_zone")),
     *(f"launch.{name}" for name in ("address", "options", "project", "zone")),
+    *("nightly.matrix", "nightly.webhook_hosts"),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
@@ -131,6 +133,7 @@ SHORT: Mapping[str, str] = MappingProxyType(
         "agents": "agents.brain",
         "search": "search.method",
         "command": "command.template",
+        "nightly": "nightly.matrix",
         "compile.with": "compile.trainer",  # a name that Python has taken
     }
 )
@@ -141,6 +144,7 @@ MODELS_OF: Mapping[str, str] = {
     "remember": "it adds what is in run_dir",
     "export": "it writes what is in run_dir",
     "doctor": "it looks at this machine",
+    "nightly": "its matrix names them",
 }
 """Where tasks that take no model have theirs from."""
 LAUNCHING: Mapping[str, tuple[str, ...]] = {
@@ -447,6 +451,21 @@ def check_launch(config: Config) -> None:
         raise ConfigError("ray.address", config.ray.address, "left out: the job finds the cluster that it is on")
 
 
+def check_nightly(config: Config) -> None:
+    """A night has a matrix, and only a night has what is said of one."""
+    given, plain = config.nightly, Config().nightly
+    launched = config.task == "launch" and config.launch.task == "nightly"
+    if config.task != "nightly" and not launched:
+        names = asdict(given)
+        if key := next((name for name in names if names[name] != asdict(plain)[name]), None):
+            raise ConfigError(spoken(f"nightly.{key}"), names[key], "only with task=nightly")
+        return
+    if given.matrix is None:
+        raise ConfigError("nightly", None, "the name of a matrix: small, or a file of your own conf/nightly/")
+    if not 0 < given.tolerance < 1:
+        raise ConfigError("nightly.tolerance", given.tolerance, "a share above 0 and below 1")
+
+
 def check_tables(config: Config) -> None:
     """A list of tables names at least one."""
     given = {"validate": config.validate, "calibrate": config.calibrate, "compare": config.compare}
@@ -474,6 +493,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_llm,
     check_show,
     check_launch,
+    check_nightly,
     check_run_dir,
 )
 

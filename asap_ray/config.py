@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "doctor")
+MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "doctor", "nightly")
 """Tasks that need neither a model nor hardware."""
-TUNING = ("tune", "doctor", "launch", "compare")
+TUNING = ("tune", "doctor", "launch", "compare", "nightly")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
@@ -350,6 +350,24 @@ class LaunchConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NightlyConfig:
+    """A matrix of studies, night after night; `nightly=X` on the command line is short for `nightly.matrix=X`.
+
+    budget.minutes and budget.chip_hours are of all cells together, other budgets of each.
+    """
+
+    matrix: str | None = field(default=None, metadata=_help("the matrix of conf/nightly/: workloads, slices, stacks"))
+    retries: int = field(default=1, metadata=_help("how often a cell that was lost is run again"))
+    tolerance: float = field(
+        default=0.01, metadata=_help("share by which compiled steps may differ; measured ones by their intervals too")
+    )
+    webhook_hosts: list[str] = field(
+        default_factory=list,
+        metadata=_help("hosts that may be told how a night ended, at ASAP_RAY_WEBHOOK of the environment"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One command: everything that a task needs, checked."""
 
@@ -395,6 +413,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    nightly: NightlyConfig = field(default_factory=NightlyConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
@@ -502,7 +521,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
     """
     compares = config.task == "compare"
     if config.task in MODEL_FREE or (not config.model and (compares or config.profile is not None)):
-        label = config.task
+        label = f"{config.task}-{config.nightly.matrix}" if config.task == "nightly" else config.task
     else:
         subject = str(config.scenario["name"]) if config.task == "scenario" else config.model_name
         label = "-".join((subject, "+".join(config.hardware.slices), config.stack_name))

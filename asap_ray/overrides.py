@@ -73,6 +73,7 @@ WRAPPED = (
     "command.args",
     "command.env",
     "launch.options",
+    "nightly.webhook_hosts",
 )  # one item may be given without brackets
 RAW_LISTS = (
     "command.args",

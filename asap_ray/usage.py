@@ -45,7 +45,8 @@ def help_text(config_dir: str | None = None) -> str:
         "slices (hardware=NAME, or a list in brackets):\n" + _slices(config_dir),
         "scenarios (+scenario=NAME, each with its model, hardware and space):\n" + _names("scenario", config_dir),
         "stacks (stack=NAME):\n" + _names("stack", config_dir),
-        "bundles of compiler flags (compile.xla=NAME, or a list in brackets):\n" + _bundles(config_dir),
+        "matrices of task=nightly (nightly=NAME):\n" + _table(_about("nightly", config_dir)),
+        "bundles of compiler flags (compile.xla=NAME, or a list in brackets):\n" + _table(_about("xla", config_dir)),
         "keys and defaults:\n" + _table((f"{key}={default}", text) for key, default, text in _keys()),
         "flags:\n" + FLAGS,
         "examples:\n" + EXAMPLES,
@@ -62,9 +63,9 @@ def _models(config_dir: str | None) -> str:
     return textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _bundles(config_dir: str | None) -> str:
-    """Every bundle with what it is for."""
-    return _table((name, str(given.get("about", ""))) for name, given in load_group("xla", config_dir).items())
+def _about(group: str, config_dir: str | None) -> Iterator[tuple[str, str]]:
+    """Every file of a group with what it is for."""
+    return ((name, str(given.get("about", ""))) for name, given in load_group(group, config_dir).items())
 
 
 def _names(group: str, config_dir: str | None) -> str:

@@ -11,7 +11,7 @@ from asap_ray.report.story import FAILED, FINISHED, OPEN, Story
 from asap_ray.tasks import record
 from asap_ray.tasks.trials import key_of
 
-ENDS = ("answer", "explained", "calibrated", "validated")
+ENDS = ("answer", "explained", "calibrated", "validated", "night_ended")
 """Events with which a run of some task is finished."""
 Events = Sequence[Mapping[str, Any]]
 

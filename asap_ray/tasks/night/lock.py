@@ -1,0 +1,106 @@
+"""The lock of a night: a file that its owner keeps fresh, so that two nights never overlap in one run directory.
+
+The claim on the directory (`Ledger.claim`) sees to it on one machine; this one also does so between machines, on file
+systems that have no locks. An owner that is gone is known by its process where that was here, else by a file that
+nobody has kept fresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from asap_ray.errors import ConfigError
+
+NAME = "night.lock"
+BEAT_S = 20.0
+STALE_S = 180.0
+"""A file so old is nobody's: its owner has missed nine beats."""
+
+
+@contextmanager
+def night_lock(root: Path, beat_s: float = BEAT_S) -> Iterator[None]:
+    """Hold the lock of a directory.
+
+    Raises:
+        ConfigError: another night goes on there.
+        OSError: the file cannot be written.
+    """
+    path = root / NAME
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8)}
+    if not _made(path, mine):
+        owner = _owner(path)
+        if not _gone(root, path, owner):
+            where = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+            raise ConfigError("run_dir", root, f"a directory in which no night goes on: {where} holds {path.name}")
+        path.unlink(missing_ok=True)
+        _made(path, mine)
+    if _owner(path) != mine:  # another has taken over the same stale file
+        raise ConfigError("run_dir", root, f"a directory in which no night goes on: another has just taken {path.name}")
+    stop = threading.Event()
+    thread = threading.Thread(target=_beat, args=(path, stop, beat_s), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        if _owner(path) == mine:
+            path.unlink(missing_ok=True)
+
+
+def _made(path: Path, mine: Mapping[str, Any]) -> bool:
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "w") as file:
+        json.dump(mine, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return True
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _gone(root: Path, path: Path, owner: Mapping[str, Any]) -> bool:
+    if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
+        try:
+            os.kill(owner["pid"], 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+    return _age_s(root, path) > STALE_S
+
+
+def _age_s(root: Path, path: Path) -> float:
+    """By the clock of the file system, which may not be this machine's."""
+    probe = root / f".{NAME}.{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _beat(path: Path, stop: threading.Event, beat_s: float) -> None:
+    while not stop.wait(beat_s):
+        with contextlib.suppress(OSError):
+            os.utime(path)

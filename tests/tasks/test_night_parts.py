@@ -1,0 +1,247 @@
+"""Parts of a night: its matrix, its lock, verdicts by worked values, processes of cells, and what others are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asap_ray.errors import ConfigError
+from asap_ray.report.night import Judged, Night, Row
+from asap_ray.settings import load_group
+from asap_ray.tasks.night import lock, webhook
+from asap_ray.tasks.night.history import Kept, kept, name_of
+from asap_ray.tasks.night.lock import night_lock
+from asap_ray.tasks.night.matrix import cells_from_mapping
+from asap_ray.tasks.night.running import study
+from asap_ray.tasks.night.verdicts import judged, slower
+
+GOOD = {"workloads": {"a": ["+model=tiny"]}, "slices": ["v5e-4", "v5e-8"], "stacks": ["maxtext", "ours"]}
+
+
+def test_cells_are_all_combinations_but_those_left_out() -> None:
+    cells = cells_from_mapping("m", {**GOOD, "words": ["x=1"], "leave_out": [{"slice": "v5e-8", "stack": "ours"}]})
+    assert [each.name for each in cells] == ["a-v5e-4-maxtext", "a-v5e-4-ours", "a-v5e-8-maxtext"]
+    assert cells[0].words == ("+model=tiny", "hardware=v5e-4", "stack=maxtext", "x=1")
+
+
+@pytest.mark.parametrize("name", load_group("nightly"))
+def test_every_matrix_that_is_carried_has_cells(name: str) -> None:
+    assert cells_from_mapping(name, load_group("nightly")[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"slice": ["v5e-4"]}, "did you mean slices?"),
+        ({"slices": []}, "nightly.m.slices=[]: a list of texts"),
+        ({"workloads": ["tiny"]}, "nightly.m.workloads="),
+        ({"workloads": {"a": "tiny"}}, "nightly.m.workloads.a=tiny: a list of texts"),
+        ({"leave_out": [{"chip": "v5e"}]}, "nightly.m.leave_out="),
+        ({"leave_out": [{"workload": "a"}]}, "less than all cells"),
+    ],
+)
+def test_a_matrix_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells_from_mapping("m", {**GOOD, **change})
+    assert said in str(caught.value)
+
+
+# Worked: 1.00 s with [0.98, 1.02] against 1.05 s. By a clock with [1.00, 1.10] they overlap; with [1.03, 1.07] they do
+# not. Compiled steps differ where they do so by more than the tolerance.
+@pytest.mark.parametrize(
+    ("step", "low", "high", "measured", "expected"),
+    [
+        (1.05, 1.00, 1.10, True, False),
+        (1.05, 1.03, 1.07, True, True),
+        (1.05, 0.5, 2.0, False, True),
+        (1.009, 1.009, 1.009, False, False),
+    ],
+)
+def test_noise_is_no_regression(step: float, low: float, high: float, measured: bool, expected: bool) -> None:
+    assert slower((step, low, high), (1.0, 0.98, 1.02), 0.01, measured=measured) is expected
+
+
+ROW = Row(
+    night="20261202T010000Z",
+    cell="c",
+    workload="a",
+    slice="v5e-4",
+    stack="maxtext",
+    words=("compile.xla=async",),
+    ok=True,
+    plan="fsdp=4",
+    source="compile",
+    step_time_s=1.0,
+    versions={"jax": "1"},
+    parts={"matmul": 0.6, "fsdp": 0.4},
+    trials=5,
+    stopped="as many as wanted",
+)
+BEFORE = replace(ROW, night="20261201T010000Z")
+
+
+def test_a_slow_drift_is_seen_against_the_fastest_of_the_last_nights() -> None:
+    nights = [replace(BEFORE, night=f"2026110{day}T010000Z", step_time_s=1 + 0.009 * day) for day in range(1, 8)]
+    found = judged(replace(ROW, step_time_s=1 + 0.009 * 8), nights, [], 0.01)
+    assert (found.verdict, found.against) == ("regressed", "20261101T010000Z")
+    forgotten = judged(replace(ROW, step_time_s=1.07), [replace(BEFORE, step_time_s=0.5), *nights], [], 0.01)
+    assert forgotten.against == "20261101T010000Z"  # the eighth night back does not count
+
+
+def test_a_plan_that_was_not_tried_again_is_the_searchs_fault() -> None:
+    found = judged(replace(ROW, step_time_s=2.0, trials=2), [BEFORE], [], 0.01)
+    assert (found.verdict, found.cause) == ("regressed", "search")
+    assert found.why[0] == "the plan of 20261201T010000Z was not tried: 2 trials tonight, 5 then; as many as wanted"
+
+
+def test_an_improvement_says_what_the_plan_has_otherwise_and_where_the_time_went() -> None:
+    other = judged(replace(ROW, step_time_s=0.5, plan="fsdp=2 tensor=2"), [BEFORE], [], 0.01)
+    assert (other.verdict, other.cause, other.ratio) == ("improved", "plan", 0.5)
+    assert other.why[0] == "another plan: fsdp 4 -> 2, tensor 1 -> 2"
+    words = judged(
+        replace(ROW, step_time_s=0.7, words=("compile.xla=sync",), parts={"matmul": 0.6, "fsdp": 0.1}),
+        [BEFORE],
+        [],
+        0.01,
+    )
+    assert words.cause == "flags"
+    assert words.why[1:] == (
+        "command: compile.xla=async -> compile.xla=sync",
+        "fsdp: 400 ms -> 100 ms, 100% of the change",
+    )
+
+
+def test_steps_of_two_tiers_are_not_compared() -> None:
+    found = judged(replace(ROW, source="roofline", step_time_s=9.0), [BEFORE], [], 0.01)
+    assert (found.verdict, found.cause) == ("new", "evidence")
+
+
+def test_two_nights_never_overlap(tmp_path: Path) -> None:
+    with (
+        night_lock(tmp_path),
+        pytest.raises(ConfigError, match="in which no night goes on: process"),
+        night_lock(tmp_path),
+    ):
+        raise AssertionError("unreachable")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_who_is_gone_is_taken_over_and_that_of_another_machine_only_when_old(tmp_path: Path) -> None:
+    path = tmp_path / lock.NAME
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": gone.pid, "token": "x"}))
+    with night_lock(tmp_path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    path.write_text(json.dumps({"host": "another", "pid": 1, "token": "x"}))
+    with pytest.raises(ConfigError, match="process 1 on another"), night_lock(tmp_path):
+        raise AssertionError("unreachable")
+    old = time.time() - lock.STALE_S - 60
+    os.utime(path, (old, old))
+    with night_lock(tmp_path, beat_s=0.01):
+        os.utime(path, (old, old))
+        limit = time.monotonic() + 60
+        while path.stat().st_mtime == old and time.monotonic() < limit:  # its owner keeps it fresh
+            time.sleep(0.01)
+        assert path.stat().st_mtime > old
+
+
+def test_a_night_of_half_a_day_ago_is_not_taken_up() -> None:
+    from datetime import UTC, datetime
+
+    found = kept([{"kind": "night", "night": "20261201T010000Z"}])
+    assert name_of(datetime(2026, 12, 1, 12, tzinfo=UTC), found) == ("20261201T010000Z", True)
+    assert name_of(datetime(2026, 12, 1, 14, tzinfo=UTC), found) == ("20261201T140000Z", False)
+    same = Kept(rows=(), verdicts={}, open_night=None, names=frozenset({"20261201T140000Z"}))
+    assert name_of(datetime(2026, 12, 1, 14, tzinfo=UTC), same) == ("20261201T140000Z-2", False)
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "status"), [("raise SystemExit(3)", 60, 3), ("while True: pass", 0.1, None)]
+)
+def test_a_study_ends_with_its_status_or_at_its_limit(tmp_path: Path, code: str, limit_s: float, status: Any) -> None:
+    assert study([sys.executable, "-S", "-c", code], tmp_path / "log", limit_s) == status
+
+
+class Told(BaseHTTPRequestHandler):
+    """Keeps what it is told; /elsewhere sends on to where nobody may be sent."""
+
+    messages: list[dict[str, Any]] = []  # noqa: RUF012 (of the one server that a test has)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/elsewhere":
+            self.send_response(307)
+            self.send_header("Location", "/secret")
+        else:
+            self.messages.append(json.loads(body))
+            self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Told.messages.clear()
+    with HTTPServer(("127.0.0.1", 0), Told) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+def the_night() -> Night:
+    row = replace(ROW, reason="token=abcdef123456", run_dir="/home/me/run", step_time_s=1.3)
+    cell = Judged(row=row, verdict="regressed", cause="versions", why=("jax 1 -> 2",), before_s=1.0)
+    return Night(name="n", matrix="m", cells=(cell,), wall_s=1.0, chip_hours=0.0, folder="/home/me/run/nights/n")
+
+
+def test_the_webhook_is_told_counts_and_names_and_nothing_else(server: str) -> None:
+    assert webhook.tell(f"{server}/secret-path", the_night()) == ""
+    (told,) = Told.messages
+    assert told["text"] == "asap_ray night n: 1 regressed"
+    assert told["cells"] == [{"cell": "c", "verdict": "regressed", "cause": "versions", "ratio": 1.3}]
+    assert not any(word in json.dumps(told) for word in ("token", "/home", "compile.xla"))
+
+
+def test_the_webhook_goes_nowhere_else_and_what_went_wrong_does_not_name_it(server: str) -> None:
+    assert webhook.tell(f"{server}/elsewhere", the_night()) == "the webhook answered 307"
+    assert Told.messages == []
+    said = webhook.tell("http://127.0.0.1:1/secret", the_night())
+    assert said.startswith("the webhook cannot be reached")
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("https://hooks.example.com/x", None),
+        ("http://hooks.example.com/x", "https, or http of this machine"),
+        ("https://other.example.com/x", "which is other.example.com"),
+        ("https://me:pass@hooks.example.com/x", "with ASAP_RAY_WEBHOOK=https://HOST/PATH"),
+        ("file:///etc/passwd", "with ASAP_RAY_WEBHOOK"),
+        ("https://[", "with ASAP_RAY_WEBHOOK"),
+    ],
+)
+def test_only_a_host_that_is_allowed_is_told(address: str, said: str | None) -> None:
+    environ = {webhook.VARIABLE: address}
+    if said is None:
+        assert webhook.address_of(["hooks.example.com"], environ) == address
+        assert webhook.address_of([], environ) is None
+        return
+    with pytest.raises(ConfigError) as caught:
+        webhook.address_of(["hooks.example.com"], environ)
+    assert said in str(caught.value)
+    assert "pass" not in str(caught.value)
