@@ -30,6 +30,8 @@ STEPS = 0.05
 BEST, RANKING = "best", "ranking"
 KINDS = (BEST, "refuted", "no-op", "infeasible")
 """What a case may be recalled for; predictions of the ranking are figures, not ideas, and are not."""
+MEASURED = ("run", "command")
+"""Tiers whose steps a clock has measured."""
 HALF, QUARTER = 0.5, 0.25
 """What a verdict counts where the bound is another one, and where the kind of chip is."""
 CONTRADICTED = 0.34
@@ -188,11 +190,12 @@ def recalled(cases: Sequence[Case], here: Situation, bound: str = "", query: str
 
 
 def _most_alike(told: Sequence[Told], here: Situation, bound: str, query: str) -> list[Recalled]:
-    """The cases most alike; of those that hardly differ in that, the ones whose words answer best."""
+    """The cases most alike; of those that hardly differ in that, what was measured, then what answers best in words."""
     alike = [similarity(case.situation, here, (case.bound, bound)) for case, _, _ in told]
     by_words = scores(query, [f"{text} {case.hypothesis} {case.diagnosis}" for case, _, text in told])
     places = [place for place in range(len(told)) if alike[place] >= LEAST]
-    places.sort(key=lambda place: (-round(alike[place] / STEPS), -by_words[place], told[place][0].id))
+    order = [(-round(alike[i] / STEPS), told[i][0].source not in MEASURED, -by_words[i]) for i in range(len(told))]
+    places.sort(key=lambda place: (order[place], told[place][0].id))
     return [_recalled(told[place], alike[place], here) for place in places[:MOST]]
 
 
@@ -215,7 +218,7 @@ def _best(cases: Sequence[Case]) -> list[Told]:
     """Of each situation, trainer and compiler the fastest plan among trials with the bundle of flags that most have."""
     groups = defaultdict[object, list[Case]](list)
     for case in cases:
-        groups[case.situation, case.source, case.evidence].append(case)
+        groups[case.situation, case.evidence].append(case)
     found: dict[object, Told] = {}
     for group in groups.values():
         bundle = Counter(case.bundle for case in group).most_common(1)[0][0]
@@ -226,7 +229,9 @@ def _best(cases: Sequence[Case]) -> list[Told]:
             plans = len({case.plan for case in alike})
             bound = f", bound by {best.bound}" if best.bound else ""
             text = f"{best.step_time_s:.3g} s, the fastest of {plans} plans by {best.source}{bound}"
-            found.setdefault((best.situation, best.plan), (best, BEST, f"{best.situation.words}: {text}"))
+            told = found.get((best.situation, best.plan))
+            if told is None or told[0].source not in MEASURED or best.source in MEASURED:  # else the newest evidence
+                found[best.situation, best.plan] = (best, BEST, f"{best.situation.words}: {text}")
     return list(found.values())
 
 

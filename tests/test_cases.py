@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asap_ray.cases import LONG, WEIGHTS, Case, Situation, clean, near, read_case, similarity, situation_of
 from tests.problems import MOE, make_problem
@@ -157,3 +159,24 @@ def test_texts_are_cut_and_hold_nothing_that_is_not_shown() -> None:
 def test_a_text_that_fits_is_left_as_it_is() -> None:
     assert clean("5.2 s, bound by ICI (ü)", 40) == "5.2 s, bound by ICI (ü)"
     assert clean("abcdef", 4) == "abc…"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([*CASE.as_dict(), "situation.devices", "situation.model", "situation.kind"]), JSON)
+def test_whatever_stands_in_a_field_is_a_case_or_a_value_error(name: str, value: object) -> None:
+    given_ = CASE.as_dict()
+    outer, _, inner = name.partition(".")
+    given_[outer] = {**given_[outer], inner: value} if inner else value
+    try:
+        found = read_case(given_)
+    except ValueError:
+        return
+    texts = [each for each in found.as_dict().values() if isinstance(each, str)]
+    assert all(each.isprintable() and len(each) <= LONG for each in texts)
+    json.dumps(found.as_dict(), allow_nan=False)

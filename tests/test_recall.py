@@ -151,3 +151,13 @@ def test_without_a_memory_nothing_is_recalled_and_no_card_is_doubted() -> None:
     assert recalled([], HERE) == Recall()
     assert Recall().doubt("fsdp_traffic_to_tensor", "ici") == 1.0
     assert Recall().record_text("fsdp_traffic_to_tensor", "ici") == ""
+
+
+def test_what_was_measured_comes_before_what_was_compiled() -> None:
+    measured = replace(CASE, source="run", evidence="ours@1, on v5e-64", step_time_s=2.6)
+    proxy = replace(CASE, source="proxy run", evidence="ours@1, on v5e-4, 2 layers", plan=FAST.plan)
+    for cases in ([CASE, proxy, measured], [measured, proxy, CASE]):
+        found = recalled(cases, HERE, query="compile").cases
+        assert found[0].id == measured.id
+        assert len(found) == 2
+    assert "by proxy run" in next(each.text for each in found if each.id == proxy.id)

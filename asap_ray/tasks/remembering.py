@@ -120,7 +120,7 @@ def cases_of(events: Events) -> list[Case]:
 def _of_trial(tried: Tried) -> dict[str, Any]:
     found, seen = tried.finding, diagnosis_of(tried)
     return {
-        "source": found.source,
+        "source": found.estimate.source if found.estimate else found.source,  # a proxy's run is not a run
         "evidence": found.evidence,
         "bundle": tried.bundle,
         "plan": found.plan.line,

@@ -14,7 +14,7 @@ from asap_ray.cases import Case, Situation, situation_of
 from asap_ray.plan import Plan
 from asap_ray.recall import Recall, Record, Tally, recalled
 from asap_ray.search.pool import Pool
-from tests.agents.doubles import Double, agents, play, small_pool
+from tests.agents.doubles import Double, agents, play, slow_link, small_pool
 from tests.agents.test_playbook import CARDS, DENSE, base_of, brief_of, pool_named
 
 
@@ -210,3 +210,20 @@ def test_without_a_memory_proposals_are_exactly_what_they_were(pool: Pool) -> No
     first, second = play(plain, double, rounds=4), play(told, double, rounds=4)
     assert [each.candidate.proposal for each in first] == [each.candidate.proposal for each in second]
     assert [(each.kind, each.fields) for each in plain.drain()] == [(each.kind, each.fields) for each in told.drain()]
+
+
+def test_what_one_slice_has_taught_the_next_one_begins_with() -> None:
+    """FSDP is the roofline's favourite, and its links are sick: what 16 chips have found out, 32 need not again."""
+    job = {"model": "llama3_8b", "batch": 64, "seq_len": 4096}
+    small, large, fault = small_pool("v5e-16", **job), small_pool("v5e-32", **job), slow_link("fsdp", "fsdp")
+    results = play(agents(small), Double(small, faults=(fault,)), rounds=3)
+    done = [each for each in results if each.status == "complete"]
+    cases = [case_of(small, each.candidate.plan, step_time_s=each.step_time_s) for each in done]
+    told, plain = agents(large), agents(large)
+    told.recall = recalled(cases, situation_of(large.problem))
+    with_memory, without = (
+        [each.step_time_s or np.inf for each in play(one, Double(large, faults=(fault,)), rounds=2)]
+        for one in (told, plain)
+    )
+    assert min(with_memory[:3]) == min(without[3:])  # a round earlier
+    assert min(without[:3]) > 1.5 * min(with_memory[:3])
