@@ -32,6 +32,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "nightly": "tune all cells of a matrix, nightly=NAME, and say what improved or regressed since, and why",
         "launch": "write what runs this command on a cluster: KubeRay, Slurm, ray job submit, TPU VMs",
         "export": "write a plan of run_dir as configs of trainers, to=maxtext and so on (no model needed)",
+        "train_policy": "train the policy of agents=policy on measured runs and your own (no model needed)",
         "show": "tell what a run directory holds: of run_dir, be it over, going on or killed (no model needed)",
         "remember": "add the trials of the runs in run_dir and below it to the memory of agents (no model needed)",
         "validate": "hold the roofline against public measurements: errors, rankings, memory, floors (no model needed)",
@@ -41,7 +42,6 @@ TASKS: Mapping[str, str] = MappingProxyType(
 LATER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tiers": ("replay",),
-        "agents.brain": ("policy",),
     }
 )
 LATER_KEYS: tuple[str, ...] = ()
@@ -49,7 +49,8 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "task": tuple(TASKS),
         "tiers": ("auto", "roofline", "compile", "run", "command"),
-        "agents.brain": ("auto", "playbook", "llm", "none"),
+        "agents.brain": ("auto", "playbook", "llm", "policy", "none"),
+        "export.what": ("plans", "trajectories"),
         "search.method": ("random", "tpe", "gp", "cmaes", "nsga2", "qmc", "grid"),
         "search.vary": (*GENES, "none"),
         "output": ("auto", "rich", "plain", "json"),
@@ -70,6 +71,8 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "budget.trials": (0, 10_000),
         "search.proposals": (1, 100),
         "agents.population": (0, 10_000),
+        "train_policy.made_up": (0, 1000),
+        "train_policy.steps": (1, 100_000),
         "llm.max_calls": (0, 1_000_000),
         "llm.max_tokens": (0, 2**40),
         "command.steps": (2, 10_000),
@@ -109,10 +112,11 @@ TEXTS = (
         "ray.address",
         "run.proxy_hardware",
     ),
-    *("agents.memory_dir", "llm.base_url", "llm.model", "llm.expert"),
+    *("agents.memory_dir", "agents.policy", "llm.base_url", "llm.model", "llm.expert"),
     *(f"launch.{name}" for name in ("name", "image", "wheel", "results", "storage", "schedule", "time_zone")),
     *(f"launch.{name}" for name in ("address", "options", "project", "zone")),
     *("nightly.matrix", "nightly.webhook_hosts"),
+    *("train_policy.tables", "train_policy.runs", "train_policy.leave_out"),
     *("command.template", "command.python", "command.script", "command.cwd", "command.args", "command.env"),
 )
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
@@ -139,7 +143,7 @@ SHORT: Mapping[str, str] = MappingProxyType(
 )
 """Words of the command line that stand for a key."""
 MODELS_OF: Mapping[str, str] = {
-    **dict.fromkeys(("validate", "calibrate"), "rows name their own models"),
+    **dict.fromkeys(("validate", "calibrate", "train_policy"), "rows name their own models"),
     "show": "it tells what is in run_dir",
     "remember": "it adds what is in run_dir",
     "export": "it writes what is in run_dir",
@@ -416,6 +420,22 @@ def check_show(config: Config) -> None:
         raise ConfigError("to", ", ".join(config.to), "for task=export")
 
 
+def check_learning(config: Config) -> None:
+    """What is exported, and what a policy is trained on, is asked of the task that does it."""
+    if config.export.what != "plans":
+        if config.task != "export":
+            raise ConfigError("export.what", config.export.what, "for task=export")
+        for key in ("plan", "to"):
+            if (given := value_at(config, key)) is not None:
+                raise ConfigError(key, given, "only with export.what=plans")
+    if config.agents.policy is not None and config.agents.brain != "policy":
+        raise ConfigError("agents.policy", config.agents.policy, "only with agents=policy")
+    given, plain = asdict(config.train_policy), asdict(Config().train_policy)
+    if config.task != "train_policy" and given != plain:
+        key = next(name for name in given if given[name] != plain[name])
+        raise ConfigError(f"train_policy.{key}", given[key], "for task=train_policy")
+
+
 def check_run_dir(config: Config) -> None:
     """The run directory exists or can be made; to be shown it need not be writable."""
     places = (config.run_path, *config.run_path.parents)
@@ -468,9 +488,8 @@ def check_nightly(config: Config) -> None:
 
 def check_tables(config: Config) -> None:
     """A list of tables names at least one."""
-    given = {"validate": config.validate, "calibrate": config.calibrate, "compare": config.compare}
-    for key, tables in ((key, section.tables) for key, section in given.items()):
-        if tables == []:
+    for key in ("validate", "calibrate", "compare", "train_policy"):
+        if value_at(config, key).tables == []:
             raise ConfigError(f"{key}.tables", "[]", "at least one table, or null for those that are carried")
 
 
@@ -494,6 +513,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_show,
     check_launch,
     check_nightly,
+    check_learning,
     check_run_dir,
 )
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "doctor", "nightly")
+MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "train_policy", "doctor", "nightly")
 """Tasks that need neither a model nor hardware."""
 TUNING = ("tune", "doctor", "launch", "compare", "nightly")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
@@ -131,6 +131,10 @@ class AgentsConfig:
     memory: bool = field(default=True, metadata=_help("whether agents recall finished runs, and what they add to them"))
     memory_dir: str | None = field(
         default=None, metadata=_help("folder of the memory of finished runs; null is the user's own data folder")
+    )
+    policy: str | None = field(
+        default=None,
+        metadata=_help("for agents=policy, weights that task=train_policy wrote; null is those that are carried"),
     )
     population: int = field(
         default=0, metadata=_help("plans of a population that evolves beside the proposals; 0 is none")
@@ -368,6 +372,34 @@ class NightlyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExportConfig:
+    """What task=export writes."""
+
+    what: str = field(
+        default="plans",
+        metadata=_help("a plan as configs of trainers, or what was decided in all runs below run_dir, to learn from"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPolicyConfig:
+    """What the policy is trained on."""
+
+    tables: list[str] | None = field(
+        default=None, metadata=_help("tables of measured runs; null takes those that are carried")
+    )
+    runs: list[str] = field(
+        default_factory=list, metadata=_help("run directories, or folders of them, whose trials are learnt from too")
+    )
+    leave_out: list[str] = field(
+        default_factory=list,
+        metadata=_help("sources or workloads, by part of their name, to leave out, and to test the policy on"),
+    )
+    made_up: int = field(default=16, metadata=_help("workloads with made-up errors of the roofline that are added"))
+    steps: int = field(default=600, metadata=_help("steps of training"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One command: everything that a task needs, checked."""
 
@@ -417,6 +449,8 @@ class Config:
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+    train_policy: TrainPolicyConfig = field(default_factory=TrainPolicyConfig)
     seed: int = field(default=0, metadata=_help("same seed, same run"))
     top: int = field(default=10, metadata=_help("how many plans are listed"))
     run_dir: str | None = field(
@@ -541,6 +575,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         "fitted_to": sorted(str(Path(table).absolute()) for table in config.calibrate.tables or ()),
         "unfolded": not config.calibrate.folds,
         "compared": _compared(config) if compares else None,
+        "learnt": asdict(config.train_policy) if config.train_policy != TrainPolicyConfig() else None,
         "measured": config.task in MODEL_FREE and "local" in config.hardware.slices,
         "config_dir": str(Path(config.config_dir).absolute()) if config.config_dir else None,  # chips and constants
         "seed": config.seed,

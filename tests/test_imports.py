@@ -82,9 +82,9 @@ IMPURE = {
 }
 # fmt: on
 ONLY_IN = {
-    "jax": ("fitting.timed_kernels", "compiler.", "trainer.", "training.", "profile.xplane", "agents.learned"),
-    "jaxlib": ("compiler.", "trainer.", "profile.xplane", "agents.learned"),
-    "flax": ("trainer.", "agents.learned"),
+    "jax": ("fitting.timed_kernels", "compiler.", "trainer.", "training.", "profile.xplane", "agents.learning"),
+    "jaxlib": ("compiler.", "trainer.", "profile.xplane", "agents.learning"),
+    "flax": ("trainer.", "agents.learning"),
     "ray": ("executor.ray_",),
     "openai": ("agents.llm",),
     "httpx2": ("agents.llm",),

@@ -68,7 +68,7 @@ def test_no_word_gives_anything_but_a_configuration_or_one_line(
         ("task=???", "task=???: allowed: tune, explain"),
         ("output=???", "output=???: allowed: auto, rich, plain, json"),
         ("tiers=???", "tiers=???: allowed: auto, roofline"),
-        ("agents=???", "agents=???: allowed: auto, playbook, llm, none"),
+        ("agents=???", "agents=???: allowed: auto, playbook, llm, policy, none"),
         ("search=???", "search=???: allowed: random, tpe, gp, cmaes, nsga2, qmc, grid"),
         ("hardware=???", "hardware=???: a list of names: [a,b]"),
         ("hardware=[v5p-8,???]", "hardware[1]=???: a list of names: [a,b]"),

@@ -199,6 +199,10 @@ def changes(pool: Pool, before: int, after: int) -> str:
 
 
 def _ranked(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[Proposal]:
+    return (_from_ranking(brief, row) for row in open_rows(brief, taken))
+
+
+def open_rows(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[int]:
     """Open plans by the steps that are expected, those of a kind that has been tried a little later."""
     pool = brief.pool
     kinds, left = _kinds(pool), brief.open.copy()
@@ -212,7 +216,7 @@ def _ranked(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[Proposal]:
         row = int(rows[np.argmin(brief.expected_s[rows] * (1.0 + ALIKE * counts[kinds[rows]]))])
         left[row] = False
         counts[kinds[row]] += 1
-        yield _from_ranking(brief, row)
+        yield row
 
 
 def _kinds(pool: Pool) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""`task=export`: write a plan of a run, the best or another one, as configs of the trainers that can say it."""
+"""`task=export`: write a plan of a run, the best or another one, as configs of the trainers that can say it.
+
+With `export.what=trajectories` it writes what was decided in runs, to learn from (`tasks.trajectories`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from asap_ray.problem import Problem
 from asap_ray.report.outline import Block
 from asap_ray.rules import broken
 from asap_ray.stack import stack_from_mapping
-from asap_ray.tasks import record
+from asap_ray.tasks import record, trajectories
 from asap_ray.tasks.plans import FOLDER, header, preset_of, write_configs
 from asap_ray.tasks.running import tell, write_files
 
@@ -25,6 +28,8 @@ def run(config: Config) -> int:
     Raises:
         ConfigError: the directory holds no run with a plan, the plan is not legal there, or a trainer cannot say it.
     """
+    if config.export.what == "trajectories":
+        return trajectories.run(config)
     problem, best = _of_run(config)
     estimate, name = best, "best"
     plan = best.plan if best else None

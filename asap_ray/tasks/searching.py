@@ -10,13 +10,11 @@ import numpy as np
 from asap_ray.agents.cascade import Cascade
 from asap_ray.agents.coordinator import Coordinator, Rules
 from asap_ray.agents.evolution import Evolution
-from asap_ray.agents.playbook import Playbook
 from asap_ray.agents.reasoning import Reasoner
 from asap_ray.agents.seeded import Seeded
 from asap_ray.agents.varied import Varied
 from asap_ray.config import Config
 from asap_ray.executor.protocol import Executor
-from asap_ray.knowledge import load_cards
 from asap_ray.physics.calibration import Calibration
 from asap_ray.physics.estimate import Estimate
 from asap_ray.physics.roofline import Pricer
@@ -30,6 +28,7 @@ from asap_ray.search.pool import Pool, pool_of_space
 from asap_ray.search.protocol import Candidate, Searcher
 from asap_ray.search.study import Study
 from asap_ray.space import Space
+from asap_ray.tasks.brains import cards_of, rules_of, untrained
 from asap_ray.tasks.certifying import certificate_after
 from asap_ray.tasks.confirming import Confirming, Turns, to_confirm
 from asap_ray.tasks.loop import Budget, Loop
@@ -99,6 +98,8 @@ class Search:
         self.recorder.told(where, "parameters", {"values": {"bundle": bundles} | parameter_values(pool)})
         if recall is not None:
             self.recorder.told(where, RECALLED, recall.as_dict())
+        if why := untrained(self.config):
+            self.recorder.say(why)
         self.recorder.say(start_words(where, pool, searcher, self.config))
         first = next_number(answer.searched)
         trials = self._trials(where)
@@ -234,7 +235,7 @@ def searcher_of(
 
     Raises:
         AsapError: the sampler needs a package that is not installed.
-        ConfigError: a card cannot be read.
+        ConfigError: a card or the weights of a policy cannot be read.
     """
     seeds = tuple(each.finding for each in compiled.ranked) if compiled else ()
     number = next_number(compiled)
@@ -242,10 +243,9 @@ def searcher_of(
         rows = [row for each in seeds[: config.search.proposals] if (row := pool.row(each.plan)) is not None]
         return black_box(pool, config.search.method, config.seed, rows, number)
     sampler = "random" if config.search.method == "grid" else config.search.method
-    cards = load_cards() if config.agents.knowledge else ()
-    rules = Varied(inner=Seeded(inner=Playbook(cards=cards), seeds=seeds))
+    rules = Varied(inner=Seeded(inner=rules_of(config), seeds=seeds))
     share = config.search.share
-    thinking = asker and Reasoner(asker=asker, rules=rules, cards=cards, problem=pool.problem, share=share)
+    thinking = asker and Reasoner(asker=asker, rules=rules, cards=cards_of(config), problem=pool.problem, share=share)
     brain, population = thinking or rules, config.agents.population
     return Coordinator(
         pool=pool,
