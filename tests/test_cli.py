@@ -53,7 +53,6 @@ MISTAKES = {
     ("+model.hf_config=",): ("model.hf_config=", "not empty"),
     (TINY, "task=tun"): ("task=tun", "explain", "did you mean tune?"),
     (TINY, "task=null"): ("task=null", "tune, explain"),
-    (TINY, "task=nightly"): ("task=nightly", "not part of this version", "tune, explain"),
     ("task=validate", "validate.tables=[a.csv]"): ("validate.tables=a.csv", "does not exist", "Parquet or CSV"),
     ("task=validate", "validate.tables=[]"): ("validate.tables=[]", "at least one table"),
     ("task=validate", "validate.tables={a: 1}"): ("validate.tables=", "a list: [a,b]"),
