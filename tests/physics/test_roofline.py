@@ -203,6 +203,7 @@ def test_gradients_of_replicas_move_twice_their_bytes(physics):
     # 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009), once a step whatever the accumulation; ZeRO-1 moves as much
     # where weights are as wide as gradients.
     problem = physics.problem("llama2_7b", "h100x64", "maxtext", 128, 2048)
+    problem = replace(problem, stack=replace(problem.stack, zero_beside_fsdp=True))  # which MaxText has no word for
     lines = ("accumulation=2 zero=0", "accumulation=2 zero=1", "accumulation=1 zero=0")
     plain, zero, once = physics.estimates(
         problem,
