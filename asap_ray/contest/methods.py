@@ -9,12 +9,13 @@ an adviser too is asked for its advice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from asap_ray.agents.brief import Brain
 from asap_ray.agents.chat import Asker
 from asap_ray.agents.coordinator import Coordinator, Rules
+from asap_ray.agents.learned import Policy, Weights
 from asap_ray.agents.playbook import Playbook
 from asap_ray.agents.reasoning import Reasoner
 from asap_ray.contest.buckets import in_buckets
@@ -52,6 +53,11 @@ class Method:
     gated: bool = True
 
 
+def publisher_of(source: str) -> str:
+    """Whose table it is: what stands before the first comma, so that two tables of one paper are one."""
+    return source.split(",")[0]
+
+
 def _black_box(sampler: str, gated: bool, field: Field, seed: int) -> Searcher:
     return BlackBox(field.gated if gated else field.pool, sampler, seed)
 
@@ -84,9 +90,19 @@ def _cards() -> tuple[Card, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Means:
-    """What brains need besides a ground; `asker` makes who asks the language model, anew for each search."""
+    """What brains need besides a ground; `asker` makes who asks the language model, anew for each search.
+
+    `policies` are the weights of the policy by the publisher whose tables they were trained without, `policy` those for
+    one ground.
+    """
 
     asker: Callable[[], Asker] | None = None
+    policies: Mapping[str, Weights] = field(default_factory=dict)
+    policy: Weights | None = None
+
+    def on(self, source: str) -> Means:
+        """What is needed on a ground of some source."""
+        return replace(self, policies={}, policy=self.policies.get(publisher_of(source)))
 
 
 Maker = Callable[[Pool, Means], Brain]
@@ -96,16 +112,22 @@ def _playbook(pool: Pool, means: Means) -> Brain:
     return Playbook(cards=_cards())
 
 
+def _policy(pool: Pool, means: Means) -> Brain:
+    if means.policy is None:
+        raise ConfigError("compare.methods", "policy", "on tables: nothing was trained for this ground")
+    return Policy(weights=means.policy)
+
+
 def _llm(pool: Pool, means: Means) -> Brain:
     if means.asker is None:
         raise ConfigError("compare.methods", "llm", "with a language model to ask: llm.base_url or a key")
     return Reasoner(asker=means.asker(), rules=_playbook(pool, means), problem=pool.problem, cards=_cards())
 
 
-BRAINS: dict[str, Maker] = {"playbook": _playbook, "llm": _llm}
-"""Brains of agents by name; `policy` is added here."""
-LATER = ("policy",)
-"""Brains whose names are taken."""
+BRAINS: dict[str, Maker] = {"playbook": _playbook, "policy": _policy, "llm": _llm}
+"""Brains of agents by name."""
+TAUGHT = ("policy", "policy_mixed")
+"""Methods that are trained for each ground without its source."""
 ASKING = ("llm", "llm_mixed")
 """Methods that ask a language model: never part of `all`."""
 
@@ -170,8 +192,6 @@ def methods_named(names: tuple[str, ...], means: Means | None = None) -> list[Me
             "ablations": ("playbook", *(each.name for each in ablations())),
         }
         for each in several.get(name, (name,)):
-            if each.removesuffix("_mixed") in LATER and each not in known:
-                raise ConfigError("compare.methods", each, "not part of this version; leave it out")
             if each not in known:
                 allowed = ("auto", "all", "ablations", *known)
                 raise ConfigError("compare.methods", each, f"allowed: {', '.join(allowed)}", allowed)

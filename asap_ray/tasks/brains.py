@@ -12,7 +12,7 @@ from asap_ray.agents.brief import Brain
 from asap_ray.agents.learned import Policy, Weights, read_weights
 from asap_ray.agents.playbook import Playbook
 from asap_ray.config import Config
-from asap_ray.errors import ConfigError
+from asap_ray.errors import AsapError, ConfigError
 from asap_ray.knowledge import Card, load_cards
 from asap_ray.settings import data_dir
 
@@ -50,6 +50,18 @@ def untrained(config: Config) -> str:
     if config.agents.brain != "policy" or isinstance(found := _weights(_path(config)), Weights):
         return ""
     return f"agents=policy: {found}; the playbook proposes instead (task=train_policy trains another)"
+
+
+def carried_weights() -> Weights:
+    """The weights that the package carries.
+
+    Raises:
+        AsapError: they do not fit this version.
+    """
+    found = _weights(data_dir("knowledge") / FOLDER / NAME)
+    if not isinstance(found, Weights):
+        raise AsapError(f"the policy: {found}")
+    return found
 
 
 def _path(config: Config) -> Path:

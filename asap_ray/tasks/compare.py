@@ -23,7 +23,7 @@ from asap_ray.agents.llm import OPENAI, Endpoint, key_of
 from asap_ray.agents.spending import Limits
 from asap_ray.config import Config
 from asap_ray.contest.ground import Ground
-from asap_ray.contest.methods import ASKING, SLOW, Means, Method, methods_named, seeds_of
+from asap_ray.contest.methods import ASKING, SLOW, TAUGHT, Means, Method, methods_named, seeds_of
 from asap_ray.contest.play import Budget, Played, play_many
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor.protocol import Executor
@@ -61,8 +61,8 @@ def run(config: Config) -> int:
 
         return comparing_own.run(config, started)
     methods = methods_named(tuple(config.compare.methods))
-    means = means_of(config, methods)
     grounds = grounds_of(config)
+    means = means_of(config, methods, grounds)
     ledger = begin(config)
     budget = Budget(trials=config.compare.trials or TRIALS, width=config.search.proposals)
     played, resumed = all_played(config, ledger, grounds, methods, budget, means)
@@ -147,15 +147,19 @@ def all_played(
     return found, resumed
 
 
-def means_of(config: Config, methods: Sequence[Method]) -> Means:
-    """What brains need: who asks the language model, where a method does.
+def means_of(config: Config, methods: Sequence[Method], grounds: Sequence[Ground]) -> Means:
+    """What brains need, where a method does: who asks the language model, and policies that have not seen a ground.
 
     Raises:
-        ConfigError: nothing says how to reach one.
+        ConfigError: nothing says how to reach a model, or there is nothing to learn from.
     """
-    if not any(each.name in ASKING for each in methods):
-        return Means()
-    return Means(asker=partial(fresh_asker, limits_of(config)))
+    names, policies = {each.name for each in methods}, {}
+    if names & set(TAUGHT):
+        from asap_ray.tasks.taught import policies_for
+
+        policies = policies_for((each.source for each in grounds), config.compare.tables, config.seed)
+    asker = partial(fresh_asker, limits_of(config)) if names & set(ASKING) else None
+    return Means(asker=asker, policies=policies)
 
 
 def fresh_asker(limits: Limits) -> Cascade:
@@ -181,6 +185,7 @@ def _jobs(
 ) -> Iterator[Job]:
     """A job for each method on each ground with all seeds that are missing; of a planted ground one for all methods,
     since its plans take longer to make than to search."""
+    budget, means = rules
     for ground in grounds:
         missing: dict[tuple[int, ...], list[str]] = {}
         for method in methods:
@@ -190,7 +195,7 @@ def _jobs(
                 missing.setdefault(left, []).append(method.name)
         for seeds, names in missing.items():
             for some in [names] if ground.kind == "planted" else [[name] for name in names]:
-                arguments = (ground, some, list(seeds), *rules)
+                arguments = (ground, some, list(seeds), budget, means.on(ground.source))
                 yield Job(name=f"{', '.join(some)} on {ground.name}", work=play_many, arguments=arguments)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from asap_ray.config import Config
 from asap_ray.contest.ground import Field, Ground
-from asap_ray.contest.methods import ASKING, Method, methods_named, seeds_of
+from asap_ray.contest.methods import ASKING, TAUGHT, Means, Method, methods_named, seeds_of
 from asap_ray.contest.play import START_UP_S, STEPS, Budget, Played
 from asap_ray.errors import ConfigError
 from asap_ray.executor.protocol import Executor
@@ -31,6 +31,7 @@ from asap_ray.report.live import live
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result
 from asap_ray.tasks import compiling, record
+from asap_ray.tasks.brains import carried_weights
 from asap_ray.tasks.loop import Budget as Spending
 from asap_ray.tasks.loop import Loop
 from asap_ray.tasks.recorder import Recorder
@@ -113,7 +114,8 @@ def own_methods(config: Config) -> list[Method]:
         ConfigError: there is none of that name, or it would try plans that are known not to fit.
     """
     names = [name for each in config.compare.methods for name in (METHODS if each == "auto" else (each,))]
-    methods = methods_named(tuple(names))
+    policy = carried_weights() if {*names} & {"all", *TAUGHT} else None
+    methods = methods_named(tuple(names), Means(policy=policy))
     if raw := next((each.name for each in methods if not each.gated), None):
         gated = [each.name for each in methods_named(("all",)) if each.gated]
         raise ConfigError("compare.methods", raw, f"with +model, methods that keep to what fits: {', '.join(gated)}")

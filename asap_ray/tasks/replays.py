@@ -17,6 +17,7 @@ from typing import Any
 
 from asap_ray.cases import Case, situation_of
 from asap_ray.contest.ground import Outcome, Replay
+from asap_ray.contest.methods import publisher_of
 from asap_ray.fitting.parameters import Beliefs, Parameter, Values, beliefs_of
 from asap_ray.fitting.store import FOLDS, named_folds
 from asap_ray.interchange.measured import MeasuredRow
@@ -145,17 +146,12 @@ def replays(tables: Sequence[str], leave_out: str, margin: float, config_dir: st
 
 def _remembering(grounds: Sequence[Replay]) -> list[Replay]:
     """The grounds, each with what those of other sources have to say: their fastest plans."""
-    cases = [(_publisher(each), case_of(each)) for each in grounds]
+    cases = [(publisher_of(each.source), case_of(each)) for each in grounds]
     found = []
     for ground in grounds:
-        others = [case for name, case in cases if name != _publisher(ground)]
+        others = [case for name, case in cases if name != publisher_of(ground.source)]
         found.append(replace(ground, recall=recalled(others, situation_of(ground.problem))))
     return found
-
-
-def _publisher(ground: Replay) -> str:
-    """Whose table it is: what stands before the first comma, so that two tables of one paper are one."""
-    return ground.source.split(",")[0]
 
 
 def case_of(ground: Replay) -> Case:
