@@ -416,6 +416,10 @@ def check_show(config: Config) -> None:
     """What is to be shown or exported is named; nothing else is exported."""
     if config.task in ("show", "export", "remember") and config.run_dir is None:
         raise ConfigError("run_dir", None, f"for task={config.task}, the directory of a run")
+    if config.watch and config.task != "show":
+        raise ConfigError("watch", True, "for task=show")
+    if config.watch and config.output == "json":
+        raise ConfigError("output", "json", "rich or plain with watch=true; the object is what task=show prints")
     if config.to is not None and config.task != "export":
         raise ConfigError("to", ", ".join(config.to), "for task=export")
 

@@ -451,6 +451,7 @@ class Config:
     compare: CompareConfig = field(default_factory=CompareConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     train_policy: TrainPolicyConfig = field(default_factory=TrainPolicyConfig)
+    watch: bool = field(default=False, metadata=_help("task=show: follow a run that goes on, until it ends"))
     seed: int = field(default=0, metadata=_help("same seed, same run"))
     top: int = field(default=10, metadata=_help("how many plans are listed"))
     run_dir: str | None = field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,4 +202,10 @@ def files_facts(run_dir: Path) -> list[tuple[str, str]]:
     """Which files a run has left, and where."""
     written = [name for name in FILES if (run_dir / name).exists()]
     written += [str(path.relative_to(run_dir)) for path in sorted(run_dir.glob("plans/best.*"))]
-    return [("files", ", ".join(written)), ("in", str(run_dir))] if written else []
+    return [("files", ", ".join(written)), ("in", str(run_dir)), *dashboard_facts(run_dir)] if written else []
+
+
+def dashboard_facts(run_dir: Path) -> list[tuple[str, str]]:
+    """What to type to look at the trials in Optuna's dashboard, where there are some."""
+    journal = run_dir / DERIVED[1]
+    return [("dashboard", f"optuna-dashboard {shlex.quote(str(journal))}")] if journal.exists() else []

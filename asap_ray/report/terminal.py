@@ -7,7 +7,7 @@ Model names and paths are data: no markup in them is read, and no control charac
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from asap_ray.errors import ConfigError, printable
@@ -99,14 +99,22 @@ def _print_rich(blocks: Iterable[Block], stream: TextIO) -> None:
     from rich.console import Console
 
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    for each in rich_blocks(blocks):
+        console.print(each)
+
+
+def rich_blocks(blocks: Iterable[Block]) -> Iterator[RenderableType]:
+    """Blocks in colour, each with an empty line after it."""
+    from rich.text import Text
+
     for block in blocks:
         if block.title:
-            console.print(printable(block.title), style="bold cyan")
+            yield Text(printable(block.title), style="bold cyan")
         if block.grid is not None:
-            console.print(_rich_grid(block.grid))
+            yield _rich_grid(block.grid)
         if block.facts:
-            console.print(_rich_facts(block))
-        console.print()
+            yield _rich_facts(block)
+        yield Text()
 
 
 def _rich_grid(grid: Grid) -> RenderableType:

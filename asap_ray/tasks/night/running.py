@@ -89,7 +89,7 @@ def read_cell(night: str, cell: Cell, folder: Path, attempts: int) -> tuple[Row,
     if last["kind"] != "answer" or story.answer is None:
         return Row(**plain, ok=False, reason=_last_words(folder)), []
     one = story.answer.winner
-    tried = [*(one.searched.trials if one.searched else ()), *story.earlier]
+    tried = [*one.trials, *(each for each in story.earlier if each.where == one.slice.name)]
     return Row(**plain, ok=True, **_figures(story, story.answer, one, tried), versions=_versions(last)), tried
 
 
@@ -118,8 +118,8 @@ def _figures(story: Story, answer: Answer, one: SliceAnswer, tried: Sequence[Tri
 
 
 def _place(best: Tried, tried: Sequence[Tried]) -> int | None:
-    """How many trials it took until the best plan was tried."""
-    numbered = sorted(tried, key=lambda each: each.number)
+    """How many trials of its tier it took until the best plan was tried."""
+    numbered = sorted((each for each in tried if each.finding.source == best.finding.source), key=lambda t: t.number)
     for place, each in enumerate(numbered, start=1):
         if (each.finding.plan, each.bundle) == (best.finding.plan, best.bundle):
             return place

@@ -105,7 +105,11 @@ def _regression(row: Row, then: Row, tried: Sequence[Tried], tolerance: float) -
 def _again(then: Row, tried: Sequence[Tried]) -> Tried | None:
     """What the plan of an earlier night came to tonight, with the same flags."""
     return next(
-        (each for each in tried if each.finding.plan.line == then.plan and each.bundle == then.bundle),
+        (
+            each
+            for each in tried
+            if (each.finding.plan.line, each.bundle, each.finding.source) == (then.plan, then.bundle, then.source)
+        ),
         None,
     )
 
