@@ -165,7 +165,7 @@ def test_every_chip_has_a_compiler_or_a_reason() -> None:
 
 
 def test_what_is_not_installed_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_version", lambda package: "" if package == "libtpu" else "1.0")
+    monkeypatch.setattr(toolchain, "installed_version", lambda package: "" if package == "libtpu" else "1.0")
     assert toolchain.missing(CHIPS["v5p"]) == "hardware=v5p needs libtpu: pip install 'asap-ray[tpu]'"
     assert toolchain.missing(CHIPS["h100"]) == ""
 

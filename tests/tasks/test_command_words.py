@@ -52,6 +52,7 @@ def bare(plan: Plan) -> Plan:
 
 def test_what_a_command_cannot_say_is_what_it_has_no_word_for() -> None:
     _, problem, _ = CASES[0]
+    problem = replace(problem, stack=replace(problem.stack, zero_beside_fsdp=True))  # as if MaxText had it
     of = template_from_mapping("maxtext", load_group("command")["maxtext"])
     refused = {plan: of.refusal(problem, plan) for plan in all_plans(Space(problem=problem))}
     told = {sentence for sentence in refused.values() if sentence}
