@@ -24,6 +24,7 @@ class Proposed:
     card: str = ""
     base: int | None = None
     trade_off: str = ""
+    evidence: tuple[Mapping[str, Any], ...] = ()
     confidence: float | None = None
     expected_s: float | None = None
     field: str = ""

@@ -86,8 +86,10 @@ def round_block(each: Round, found: Searched, where: str) -> Block:
 
 
 def _sure(one: Proposed) -> str:
-    """What is given up, and how likely the trial is the best so far."""
-    traded = f"; it gives up: {one.trade_off}" if one.trade_off else ""
+    """What it rests on, what is given up, and how likely the trial is the best so far."""
+    figures = ", ".join(f"{each['figure']}={each['value']:g} of {each['source']}" for each in one.evidence)
+    traded = f"; it rests on {figures}" if figures else ""
+    traded += f"; it gives up: {one.trade_off}" if one.trade_off else ""
     return traded + (f"; {one.confidence:.0%} likely to be the best so far" if one.confidence is not None else "")
 
 

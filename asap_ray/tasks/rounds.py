@@ -84,11 +84,11 @@ def _proposed(event: Event, verdict: Event) -> Proposed:
         return Proposed(trial=event["trial"], author="sampler", plan=event["plan"])
     told = event["prediction"]
     kept = ("trial", "author", "plan", "hypothesis", "mechanism", "card", "base", "expected_s")
-    later = ("trade_off", "confidence")  # a ledger of an earlier version has none
+    later = ("trade_off", "confidence", "evidence")  # a ledger of an earlier version has none
     return Proposed(
         **{name: event[name] for name in kept},
         recipe=event.get("recipe", ""),
-        **{name: event[name] for name in later if name in event},
+        **{name: _kept(event[name]) for name in later if name in event},
         field=told["field"],
         base_s=told["base"],
         low_s=told["low"],
@@ -97,3 +97,7 @@ def _proposed(event: Event, verdict: Event) -> Proposed:
         observed_s=verdict.get("observed"),
         verdict=verdict.get("text", ""),
     )
+
+
+def _kept(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
