@@ -442,16 +442,26 @@ def check_learning(config: Config) -> None:
 
 def check_run_dir(config: Config) -> None:
     """The run directory exists or can be made; to be shown it need not be writable."""
-    places = (config.run_path, *config.run_path.parents)
+    _check_folder("run_dir", config.run_path, written=config.task not in ("show", "remember", "doctor"))
+
+
+def check_memory_dir(config: Config) -> None:
+    """The folder of the memory, where one is given, exists or can be made."""
+    if (given := config.agents.memory_dir) is not None:
+        _check_folder("agents.memory_dir", Path(os.path.expanduser(given)).absolute(), written=config.agents.memory)
+
+
+def _check_folder(key: str, path: Path, *, written: bool) -> None:
+    places = (path, *path.parents)
     try:
         blocked = [place for place in places if place.exists() and not place.is_dir()]
     except OSError as error:
-        raise ConfigError("run_dir", f"{config.run_path.name[:60]}…", f"a folder, but: {error.strerror}") from error
+        raise ConfigError(key, f"{path.name[:60]}…", f"a folder, but: {error.strerror}") from error
     if blocked:
-        raise ConfigError("run_dir", config.run_path, f"a folder, but {blocked[0]} is a file")
+        raise ConfigError(key, path, f"a folder, but {blocked[0]} is a file")
     nearest = next(place for place in places if place.exists())
-    if config.task not in ("show", "remember", "doctor") and not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError("run_dir", config.run_path, f"a folder, but {nearest} cannot be written to")
+    if written and not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(key, path, f"a folder, but {nearest} cannot be written to")
 
 
 def check_launch(config: Config) -> None:
@@ -519,6 +529,7 @@ CHECKS: Iterable[Callable[[Config], None]] = (
     check_nightly,
     check_learning,
     check_run_dir,
+    check_memory_dir,
 )
 
 

@@ -92,6 +92,7 @@ MISTAKES = {
     (TINY, "tiers=compile", "compile.cache="): ("compile.cache=", "not empty"),
     (TINY, "task=explain", "tiers=compile", "budget.compile=2"): ("budget.compile=2", "for task=tune"),
     (TINY, "tiers=null"): ("tiers=null", "a list"),
+    (TINY, f"agents.memory_dir={__file__}"): ("agents.memory_dir=", "is a file"),
     (TINY, "agents=nobody"): ("agents=nobody", "auto, playbook, llm, policy, none"),
     (TINY, "search=randm"): ("search=randm: did you mean random?", "tpe, gp, cmaes"),
     (TINY, "output=jsn"): ("output=jsn", "plain", "did you mean json?"),

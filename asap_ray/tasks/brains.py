@@ -5,6 +5,7 @@ A language model (`thinking.py`) has one of them behind it.
 
 from __future__ import annotations
 
+import zipfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -68,12 +69,12 @@ def _path(config: Config) -> Path:
     """The file of weights.
 
     Raises:
-        ConfigError: the user's own is not there.
+        ConfigError: the user's own is not there, or is no such file.
     """
     if config.agents.policy is None:
         return data_dir("knowledge") / FOLDER / NAME
     path = Path(config.agents.policy).expanduser()
-    if not path.is_file():
+    if not path.is_file() or not zipfile.is_zipfile(path):
         raise ConfigError("agents.policy", config.agents.policy, f"a file that task=train_policy wrote, {NAME}")
     return path
 

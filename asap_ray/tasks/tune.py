@@ -95,15 +95,17 @@ def run(config: Config) -> int:
 
 
 def check_brain(config: Config) -> None:
-    """A language model can be asked where one is wanted.
+    """What is wanted can propose.
 
     Raises:
-        ConfigError: it has no name, or nothing says how to reach it.
+        ConfigError: a language model has no name, or nothing says how to reach it; a policy's file is none.
     """
+    from asap_ray.tasks.brains import rules_of
     from asap_ray.tasks.thinking import brain_of, limits_of  # a schema library that no other brain needs
 
     if brain_of(config) == "llm":
         limits_of(config)
+    rules_of(config)
 
 
 def _finished(config: Config, setting: Setting, ledger: Ledger) -> list[Tried]:

@@ -195,8 +195,8 @@ def test_a_foreign_memory_is_told_in_one_line_and_passed_over(command, content: 
 
 
 def test_a_memory_that_cannot_be_written_loses_no_run(command) -> None:
-    Path("file").write_text("")
-    ended = command(*RUN, "run_dir=run", "agents.memory_dir=file/memory")
+    Path("memory/cases.jsonl").mkdir(parents=True)  # where the file would be
+    ended = command(*RUN, "run_dir=run", "agents.memory_dir=memory")
     assert ended.status == 0
     assert "cases.jsonl cannot be written (" in ended.err
     assert json.loads(Path("run/summary.json").read_text())["trials"]["complete"] == 6

@@ -134,6 +134,7 @@ def test_a_mistake_is_one_line(command, words: tuple[str, ...], told: str) -> No
     ("words", "told"),
     [
         (("agents=policy", "agents.policy=none.npz"), "agents.policy=none.npz"),
+        (("agents=policy", f"agents.policy={__file__}"), "a file that task=train_policy wrote"),
         (("agents.policy=some.npz",), "only with agents=policy"),
         (("train_policy.steps=7",), "train_policy.steps=7: for task=train_policy"),
     ],
