@@ -7,7 +7,7 @@ import pytest
 
 from asap_ray.contest.buckets import in_buckets
 from asap_ray.contest.ground import Field
-from asap_ray.contest.methods import DEFAULT, SLOW, Means, methods_named
+from asap_ray.contest.methods import DEFAULT, SLOW, TAUGHT, Means, methods_named
 from asap_ray.contest.play import Budget, play
 from asap_ray.contest.relief import LESS, USEFUL, Relief
 from asap_ray.errors import ConfigError
@@ -16,7 +16,7 @@ from asap_ray.search.protocol import Result
 from tests.agents.scripted import Scripted
 from tests.contest.grounds import small_field
 
-QUICK = [each.name for each in methods_named(("all",)) if each.name not in SLOW]
+QUICK = [each.name for each in methods_named(("all",)) if each.name not in (*SLOW, *TAUGHT)]
 
 
 @pytest.fixture(scope="module")

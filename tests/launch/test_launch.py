@@ -49,7 +49,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def shellchecked(*paths: Path) -> None:
-    ended = subprocess.run(["shellcheck", *paths], capture_output=True, text=True)
+    ended = subprocess.run([Path(sys.executable).with_name("shellcheck"), *paths], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout
 
 
