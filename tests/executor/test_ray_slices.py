@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ class Cluster:
         return self.ask("groups") == 0 and self.ask("taken") == {}
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[Cluster]:
+@contextmanager
+def a_cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="ray_", dir="/tmp"))  # a short path: sockets lie deep below it
     quiet = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0", "SPT_NOENV": "1", **PATIENT}
     # A node that is gone is missed soon; one that is slow to answer has a minute.
@@ -111,6 +112,12 @@ def started() -> Iterator[Cluster]:
             process.kill()
             process.communicate()
             sweep(folder)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Cluster]:
+    with a_cluster() as found:
+        yield found
 
 
 @pytest.fixture
@@ -271,9 +278,18 @@ def test_hosts_are_free_again_when_the_executor_ends_midway(
 
 
 # The last: the cluster is without that node then.
+@pytest.fixture
+def to_lose(until: Callable) -> Iterator[Cluster]:
+    """A cluster of one's own, since it has a host less afterwards, whichever test comes next."""
+    with a_cluster() as found:
+        until(found.is_free)
+        yield found
+
+
 def test_a_job_that_loses_a_host_runs_again_on_another_slice(
-    cluster: Cluster, tmp_path: Path, until: Callable, gone: Callable
+    to_lose: Cluster, tmp_path: Path, until: Callable, gone: Callable
 ) -> None:
+    cluster = to_lose
     folder, second = tmp_path / "ranks", tmp_path / "second"
     folder.mkdir()
 
