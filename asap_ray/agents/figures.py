@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from asap_ray.agents.proposal import STEP, grouped
-from asap_ray.agents.untrusted import clean
+from asap_ray.cases import clean
 from asap_ray.observation import Observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.search.protocol import Result
@@ -42,8 +42,7 @@ def name_of(text: str) -> str:
 
 def sentence(text: str, most: int = TEXT) -> str:
     """Text of somebody else's on one line, without control characters and angle brackets, cut where it is long."""
-    plain = " ".join(clean(text, 4 * most).replace("<", "(").replace(">", ")").split())
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
+    return clean(text.replace("<", "(").replace(">", ")"), most)
 
 
 def figures_of_result(result: Result) -> dict[str, float]:

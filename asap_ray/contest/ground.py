@@ -61,8 +61,8 @@ class Field:
         return float(np.median(np.abs(self.pool.step_s[runs] / self.step_s[runs] - 1.0)))
 
 
-class Ground(Protocol):
-    """What is searched."""
+class Named(Protocol):
+    """What is told of a ground, also of one whose outcomes nobody knows beforehand."""
 
     @property
     def name(self) -> str:
@@ -71,7 +71,7 @@ class Ground(Protocol):
 
     @property
     def kind(self) -> str:
-        """`replay` or `planted`."""
+        """`replay`, `planted` or `own`."""
         ...
 
     @property
@@ -88,6 +88,10 @@ class Ground(Protocol):
     def digest(self) -> str:
         """A hash of its plans, their estimates and outcomes: what was played on another of its name does not count."""
         ...
+
+
+class Ground(Named, Protocol):
+    """What searches are played on."""
 
     def field(self) -> Field:
         """Its plans and their outcomes."""

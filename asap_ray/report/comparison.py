@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from asap_ray.contest.figures import Scores, leader, pair, pairs, scores, summary
-from asap_ray.contest.ground import Ground
+from asap_ray.contest.ground import Named
 from asap_ray.contest.methods import Method
 from asap_ray.contest.play import START_UP_S, STEPS, Budget, Played
 from asap_ray.report.summary import finite
@@ -28,7 +28,7 @@ class ComparisonAnswer:
     `evaluator` says what a trial was, where it was no replay.
     """
 
-    grounds: tuple[Ground, ...]
+    grounds: tuple[Named, ...]
     errors: Mapping[str, float]
     methods: tuple[Method, ...]
     played: tuple[Played, ...]
@@ -46,14 +46,14 @@ class ComparisonAnswer:
         """The kinds of ground, in their order."""
         return tuple(dict.fromkeys(each.kind for each in self.grounds))
 
-    def scores(self, grounds: Sequence[Ground]) -> dict[str, Scores]:
+    def scores(self, grounds: Sequence[Named]) -> dict[str, Scores]:
         """Each method on some grounds, those left out that were played on none."""
         names = [each.name for each in grounds]
         found = {each.name: scores(each.name, self.played, names) for each in self.methods}
         return {name: each for name, each in found.items() if each.played.any()}
 
     @cached_property
-    def main(self) -> tuple[Ground, ...]:
+    def main(self) -> tuple[Named, ...]:
         """The grounds of the first kind: what the figures by method are of."""
         return tuple(each for each in self.grounds if each.kind == self.kinds[0])
 
@@ -92,9 +92,9 @@ def comparison_fields(answer: ComparisonAnswer) -> dict[str, Any]:
     )
 
 
-def by_source(answer: ComparisonAnswer) -> dict[str, list[Ground]]:
+def by_source(answer: ComparisonAnswer) -> dict[str, list[Named]]:
     """Grounds by who measured them."""
-    found: dict[str, list[Ground]] = {}
+    found: dict[str, list[Named]] = {}
     for each in answer.grounds:
         found.setdefault(each.source, []).append(each)
     return found
@@ -120,7 +120,7 @@ def _where_off(answer: ComparisonAnswer, main: Mapping[str, Scores]) -> list[dic
     return [pair(main[a], main[b], off).as_dict() for i, a in enumerate(names) for b in names[i + 1 :] if off.any()]
 
 
-def ground_fields(answer: ComparisonAnswer, ground: Ground) -> dict[str, Any]:
+def ground_fields(answer: ComparisonAnswer, ground: Named) -> dict[str, Any]:
     """One ground: what the roofline's constants left out, how far it is off, and what each method needed."""
     found = answer.scores([ground])
     return {

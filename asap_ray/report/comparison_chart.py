@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asap_ray.contest.figures import WORST, figure, mean, regret_after
-from asap_ray.contest.ground import Ground
+from asap_ray.contest.ground import Named
 from asap_ray.report.comparison import ComparisonAnswer
 from asap_ray.report.space_map import SERIES
 from asap_ray.report.summary import finite
@@ -20,7 +20,7 @@ LEAST = 1e-4
 """Regret below which a logarithmic axis shows no difference."""
 
 
-def curves(answer: ComparisonAnswer, grounds: Sequence[Ground]) -> dict[str, Any]:
+def curves(answer: ComparisonAnswer, grounds: Sequence[Named]) -> dict[str, Any]:
     """Mean regret over grounds by method, with the bootstrap's 95% band."""
     import altair as alt
 
@@ -44,7 +44,7 @@ def curves(answer: ComparisonAnswer, grounds: Sequence[Ground]) -> dict[str, Any
     return finish(alt.layer(band, line.add_params(picked)), height=360)
 
 
-def curve_rows(answer: ComparisonAnswer, method: str, grounds: Sequence[Ground]) -> list[dict[str, Any]]:
+def curve_rows(answer: ComparisonAnswer, method: str, grounds: Sequence[Named]) -> list[dict[str, Any]]:
     """The points of one method's curve: regret capped at `WORST`, the mean over seeds, then over grounds."""
     names = {each.name for each in grounds}
     by_ground: dict[str, list[list[float]]] = {}

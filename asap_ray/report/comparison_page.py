@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asap_ray.contest.figures import hit
-from asap_ray.contest.ground import Ground
+from asap_ray.contest.ground import Named
 from asap_ray.contest.play import Played
 from asap_ray.report import units
 from asap_ray.report.comparison import ComparisonAnswer, by_source
@@ -59,7 +59,7 @@ def _lead(answer: ComparisonAnswer, fields: Mapping[str, Any]) -> str:
     return f"{len(fields['methods'])} methods on {len(answer.grounds)} grounds, {searches} searches"
 
 
-def ground_panel(answer: ComparisonAnswer, ground: Ground, told: Mapping[str, Any]) -> dict[str, Any]:
+def ground_panel(answer: ComparisonAnswer, ground: Named, told: Mapping[str, Any]) -> dict[str, Any]:
     """One ground: what each method needed."""
     rows = []
     for name, each in told["methods"].items():

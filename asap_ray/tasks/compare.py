@@ -28,14 +28,13 @@ from asap_ray.contest.play import Budget, Played, play_many
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor.protocol import Executor
 from asap_ray.ledger import Ledger
-from asap_ray.report.comparison import ComparisonAnswer, comparison_fields
-from asap_ray.report.comparison_files import write_comparison
-from asap_ray.report.comparison_outline import outline
+from asap_ray.report.comparison import ComparisonAnswer
 from asap_ray.report.progress import progress
 from asap_ray.settings import data_dir
+from asap_ray.tasks.compared import conclude
 from asap_ray.tasks.planting import planted_grounds
 from asap_ray.tasks.replays import replays
-from asap_ray.tasks.running import begin, command_line, tell, versions, write_files
+from asap_ray.tasks.running import begin, command_line, versions
 from asap_ray.tasks.thinking import limits_of
 from asap_ray.tasks.validate import carried_tables
 from asap_ray.tiers.protocol import Job
@@ -79,10 +78,7 @@ def run(config: Config) -> int:
         wall_s=time.monotonic() - started,
         versions=versions(),
     )
-    fields = comparison_fields(answer)
-    files = write_files(config, lambda: write_comparison(answer, fields))
-    ledger.append("compared", fields)
-    tell(config, fields, outline(answer, fields, files))
+    conclude(config, ledger, answer)
     return 0
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from asap_ray.config import Config
-from asap_ray.contest.ground import Field, Ground
+from asap_ray.contest.ground import Field, Named
 from asap_ray.contest.methods import ASKING, TAUGHT, Means, Method, methods_named, seeds_of
 from asap_ray.contest.play import START_UP_S, STEPS, Budget, Played
 from asap_ray.errors import ConfigError
@@ -24,18 +24,17 @@ from asap_ray.executor.protocol import Executor
 from asap_ray.hardware import Slice
 from asap_ray.ledger import Ledger
 from asap_ray.report.answer import Tried
-from asap_ray.report.comparison import ComparisonAnswer, comparison_fields
-from asap_ray.report.comparison_files import write_comparison
-from asap_ray.report.comparison_outline import outline
+from asap_ray.report.comparison import ComparisonAnswer
 from asap_ray.report.live import live
 from asap_ray.search.pool import Pool
 from asap_ray.search.protocol import Result
 from asap_ray.tasks import compiling, record
 from asap_ray.tasks.brains import carried_weights
+from asap_ray.tasks.compared import conclude
 from asap_ray.tasks.loop import Budget as Spending
 from asap_ray.tasks.loop import Loop
 from asap_ray.tasks.recorder import Recorder
-from asap_ray.tasks.running import command_line, open_run, tell, versions, write_files
+from asap_ray.tasks.running import command_line, open_run, versions
 from asap_ray.tasks.searching import pool_for
 from asap_ray.tasks.setting import Setting, load
 from asap_ray.tasks.stages import Stage, stages_of
@@ -57,10 +56,6 @@ class Own:
     constants: str = "those of conf/calibration"
     kind: str = "own"
     digest: str = ""
-
-    def field(self) -> Field:
-        """No outcome is known beforehand."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +95,7 @@ def run(config: Config, started: float) -> int:
     ground = Own(name=f"{config.model_name} on {names[0]}", source=config.model_name)
     searches = played(found, ground.name, match.where.chips)
     answer = _answer(config, ground, methods, searches, budget, stage, started)
-    fields = comparison_fields(answer)
-    files = write_files(config, lambda: write_comparison(answer, fields))
-    ledger.append("compared", fields)
-    tell(config, fields, outline(answer, fields, files))
+    conclude(config, ledger, answer)
     return 0
 
 
@@ -239,7 +231,7 @@ def _played(found: Searched, ground: str, chips: int, best_s: float) -> Played:
 
 def _answer(
     config: Config,
-    ground: Ground,
+    ground: Named,
     methods: Sequence[Method],
     found: Sequence[Played],
     budget: Budget,

@@ -148,16 +148,27 @@ def test_repeats_and_wrong_numbers_of_ideas_are_mended_by_the_playbook(pool: Poo
 
 
 def test_a_plan_that_was_tried_is_refused(pool: Pool) -> None:
+    """In the second round the model proposes the first trial's plan once more, spelt as no change but one to itself."""
     first: list[Plain] = []
 
     def again(ideas: list[Plain], shown: dict[str, Plain]) -> list[Plain]:
         if not first:
-            first.extend({**each, "option": "", "changes": []} for each in ideas)
-        return ideas
+            first.append(ideas[0])
+            return ideas
+        tried = pool.plan(pool.row(searcher.results[0].candidate.plan) or 0)
+        knobs = {
+            **tried.axes,
+            "micro_batch": tried.micro_batch,
+            "accumulation": tried.accumulation,
+            "remat": tried.remat,
+        }
+        same = [{"knob": name, "value": str(value)} for name, value in knobs.items()]
+        return [{**ideas[0], "option": "", "changes": same}, *ideas[1:]]
 
-    asker = Scripted(with_ideas(again))
-    searcher = reasoning(pool, asker, share=0.0)
-    found, _ = search(searcher, Double(pool), rounds=2)
+    searcher = reasoning(pool, Scripted(with_ideas(again)), share=0.0)
+    found, told = search(searcher, Double(pool), rounds=2)
+    assert any("tried before, as trial 0" in each["reason"] for each in kinds(told, "refusal"))
+    assert [each.candidate.author for each in found[3:]] == ["llm", "llm", "playbook"]
     assert len(set(plans(found))) == 6
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from asap_ray.__main__ import main
@@ -131,7 +132,6 @@ def test_nights_begin_with_what_was_found_before_and_catch_a_planted_regression_
     assert "Regressed" in page
     assert second["night"] in page
 
-    duckdb = pytest.importorskip("duckdb")
     query = "select verdict, count(*), max(ratio) from 'run/history.parquet' group by verdict order by verdict"
     new, regressed, unchanged = duckdb.sql(query).fetchall()
     assert (new[:2], unchanged[:2]) == (("new", 2), ("unchanged", 2))

@@ -14,9 +14,12 @@ from asap_ray.recipe import PLAIN, Recipe
 from asap_ray.settings import load_group
 from asap_ray.stack import Stack, stack_from_mapping
 from asap_ray.trainer.attention import order
+from asap_ray.trainer.optimizer import LEARNING_RATE
 from asap_ray.trainer.step import TrainStep, train_step
 from asap_ray.workload import Workload
 
+Training = tuple[list[tuple[float, float]], dict[str, np.ndarray]]
+"""Loss and gradient norm by step, and weights by path."""
 BATCH, LENGTH, VOCAB = 8, 16, 64
 ATTENTION = {"heads": 4, "kv_heads": 4, "head_dim": 8}
 SIZES = {"layers": 4, "d_model": 32, "vocab": VOCAB, "attention": ATTENTION}
@@ -85,9 +88,7 @@ def stored_order(layers: int, stages: int, chunks: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def trained(
-    job: Workload, line: str, steps: int = 2, recipe: Recipe = PLAIN
-) -> tuple[list[tuple[float, float]], dict[str, np.ndarray]]:
+def trained(job: Workload, line: str, steps: int = 2, recipe: Recipe = PLAIN) -> Training:
     """Loss and gradient norm of each of some steps on the same tokens, and the weights after them, by their path."""
     made, plan = step_on_host(job, line, recipe), Plan.parse(line)
     state = made.init(jax.random.key(0))
@@ -117,3 +118,15 @@ def trained(
 def _placed(made: TrainStep, plan: Plan, tokens: np.ndarray) -> jax.Array:
     shape = made.arguments[1].shape
     return jax.device_put(tokens[:, order(LENGTH, plan.axes["context"])].reshape(shape), made.arguments[1].sharding)
+
+
+def check_alike(found: Training, expected: Training, rtol: float) -> None:
+    """Two trainings came to the same: losses and norms to `rtol`, 99.9% of each weight to a hundredth of a step."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=rtol)
+    assert found[1].keys() == expected[1].keys()
+    for path, weight in found[1].items():
+        if "biases/1" in path:  # a bias of all keys changes no softmax: its gradient is rounding alone
+            continue
+        off = np.abs(weight - expected[1][path])
+        assert off.max() <= 4.1 * LEARNING_RATE, path
+        assert np.quantile(off, 0.999) <= 0.01 * LEARNING_RATE, path
