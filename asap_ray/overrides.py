@@ -25,18 +25,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from asap_ray.checks import (
-    LATER_KEYS,
-    LIMITS,
-    NAMES,
-    NOT_YET,
-    SHORT,
-    check,
-    check_config_dir,
-    check_run_dir,
-    range_text,
-    spoken,
-)
+from asap_ray.checks import check
+from asap_ray.checks.folders import check_config_dir, check_run_dir
+from asap_ray.checks.keys import LIMITS, NAMES, SHORT, range_text, spoken
 from asap_ray.config import Config, default_run_dir
 from asap_ray.errors import AsapError, ConfigError, nearest, shown
 from asap_ray.settings import data_dir, setting_files
@@ -244,9 +235,6 @@ def to_config(composed: DictConfig, chosen: dict[str, str]) -> Config:
 
 
 def _check_key(key: str, value: str) -> None:
-    section = key.split(".")[0]
-    if key in LATER_KEYS and section not in {field.name for field in dataclasses.fields(Config)}:
-        raise ConfigError(key, value, f"{NOT_YET}; see --help")
     inside = any(key.startswith(f"{name}.") for name in OPEN)
     if not inside and key not in {*all_keys(), *SHORT}:
         raise _unknown_key(key, value)

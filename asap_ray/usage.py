@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asap_ray.checks import LATER_KEYS, NAMES, TASKS, spoken
+from asap_ray.checks.keys import NAMES, TASKS, spoken
 from asap_ray.config import Config
 from asap_ray.settings import load_group, setting_files
 
@@ -102,7 +102,7 @@ def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str
         if "help" not in field.metadata:
             assert isinstance(factory, type)
             yield from _keys(factory, f"{key}.")
-        elif key not in ("model", "stack", "scenario", *LATER_KEYS):
+        elif key not in ("model", "stack", "scenario"):
             default = factory() if factory is not dataclasses.MISSING else field.default
             names = f" ({', '.join(NAMES[key])})" if key in NAMES else ""
             yield spoken(key), _written(default), field.metadata["help"] + names
