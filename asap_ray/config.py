@@ -11,13 +11,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "train_policy", "doctor", "nightly")
 """Tasks that need neither a model nor hardware."""
-TUNING = ("tune", "doctor", "launch", "compare", "nightly")
+TUNING = ("tune", "doctor", "compare", "nightly")
 """Tasks that take what a search takes: tune, and those that look at or pass on a command of it."""
 COMPILED = 6
 """Plans that are compiled where the compile tier is asked for by name and no budget is given."""
@@ -474,8 +474,12 @@ class Config:
         """Whether a model must be named: a trace may be explained by itself, and a baseline may be a job that says its
         model."""
         explains = self.task == "explain" and self.profile is not None
-        task = self.launch.task if self.task == "launch" else self.task
-        return task not in (*MODEL_FREE, "compare") and not explains and self.baseline is None
+        return self.asked.task not in (*MODEL_FREE, "compare") and not explains and self.baseline is None
+
+    @property
+    def asked(self) -> Config:
+        """The command that is to run: this one, or the one that task=launch sends elsewhere."""
+        return self if self.task != "launch" else replace(self, task=self.launch.task, launch=LaunchConfig())
 
     @property
     def compiles(self) -> bool:
@@ -554,6 +558,7 @@ def default_run_dir(config: Config, changes: Mapping[str, str] | None = None) ->
         config: what was asked for.
         changes: entries of the named model and stack that were changed, by key.
     """
+    config = config.asked
     compares = config.task == "compare"
     if config.task in MODEL_FREE or (not config.model and (compares or config.profile is not None)):
         label = f"{config.task}-{config.nightly.matrix}" if config.task == "nightly" else config.task

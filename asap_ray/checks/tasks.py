@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from asap_ray.checks.keys import spoken, value_at
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
-
-LAUNCHING: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("storage", "schedule", "time_zone"), ("kuberay",)),
-    **dict.fromkeys(("project", "zone"), ("gce_tpu",)),
-    "address": ("ray_job",),
-    "options": ("slurm",),
-}
-"""Keys that only some targets read."""
-CRON_FIELDS = 5
 
 
 def check_compare(config: Config) -> None:
@@ -65,32 +54,10 @@ def check_learning(config: Config) -> None:
         raise ConfigError(f"train_policy.{key}", given[key], "for task=train_policy")
 
 
-def check_launch(config: Config) -> None:
-    """What only task=launch reads needs that task, and each target has keys of its own."""
-    given, plain = asdict(config.launch), asdict(Config().launch)
-    if config.task != "launch":
-        if key := next((name for name in given if given[name] != plain[name]), None):
-            raise ConfigError(f"launch.{key}", given[key], "only with task=launch")
-        return
-    for key, targets in LAUNCHING.items():
-        if given[key] != plain[key] and given["target"] not in targets:
-            raise ConfigError(f"launch.{key}", given[key], f"only with launch.target={' or '.join(targets)}")
-    if given["schedule"] is not None and len(given["schedule"].split()) != CRON_FIELDS:
-        raise ConfigError("launch.schedule", given["schedule"], "five fields as cron has them, such as 0 1 * * *")
-    if given["name"] is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", given["name"]):
-        allowed = "a name of at most 40 small letters, digits and dashes, with a letter first"
-        raise ConfigError("launch.name", given["name"], allowed)
-    if given["target"] == "gce_tpu" and (missing := next((key for key in ("project", "zone") if not given[key]), None)):
-        raise ConfigError(f"launch.{missing}", None, f"with launch.target=gce_tpu, the {missing} of Google Cloud")
-    if config.ray.address is not None:
-        raise ConfigError("ray.address", config.ray.address, "left out: the job finds the cluster that it is on")
-
-
 def check_nightly(config: Config) -> None:
     """A night has a matrix, and only a night has what is said of one."""
     given, plain = config.nightly, Config().nightly
-    launched = config.task == "launch" and config.launch.task == "nightly"
-    if config.task != "nightly" and not launched:
+    if config.task != "nightly":
         names = asdict(given)
         if key := next((name for name in names if names[name] != asdict(plain)[name]), None):
             raise ConfigError(spoken(f"nightly.{key}"), names[key], "only with task=nightly")

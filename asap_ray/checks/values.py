@@ -132,7 +132,7 @@ def check_search(config: Config) -> None:
             raise ConfigError(key, value_at(config, key), "a share from 0 to 1")
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
     """Whether a text is the address of an HTTP server, without a name or a password in it."""
     try:
         url = urlsplit(text)
@@ -149,7 +149,7 @@ def check_llm(config: Config) -> None:
         given, plain = asdict(llm), asdict(type(llm)())
         key = next(name for name in given if given[name] != plain[name])
         raise ConfigError(f"llm.{key}", given[key], "only with agents=llm or agents=auto")
-    if llm.base_url is not None and not _is_address(llm.base_url):
+    if llm.base_url is not None and not is_address(llm.base_url):
         allowed = "an address such as http://localhost:8000/v1; a key comes from the environment"
         raise ConfigError("llm.base_url", llm.base_url.split("@")[-1].split("?")[0], allowed)
     for name, price in llm.prices.items():

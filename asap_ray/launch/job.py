@@ -36,7 +36,9 @@ class Group:
 class LaunchJob:
     """What is to run, and on what. `words` are those of the command, with the user's own files as `inputs/…`.
 
-    `groups` are the hosts that trials run on; none where they are compiled, which takes the head's cores alone.
+    `ray_address` is what the command is told of Ray: the one that RAY_ADDRESS names (auto), one of its own (local), or
+    nothing where it has no trials. `groups` are the hosts that trials run on; none where they are compiled, which takes
+    the head's cores alone.
     """
 
     name: str
@@ -56,6 +58,7 @@ class LaunchJob:
     schedule: str | None = None
     time_zone: str | None = None
     storage: str | None = None
+    ray_address: str = ""
     address: str = ""
     options: tuple[str, ...] = ()
     project: str = ""
@@ -72,9 +75,9 @@ class LaunchJob:
         return sum(each.count * each.hosts for each in self.groups)
 
 
-def run_script(job: LaunchJob, address: str = "auto") -> str:
-    """The script that runs the command where it lies, with whatever Ray RAY_ADDRESS names."""
-    words = [*job.words, f"ray.address={address}"]
+def run_script(job: LaunchJob) -> str:
+    """The script that runs the command where it lies."""
+    words = [*job.words, *([f"ray.address={job.ray_address}"] if job.ray_address else [])]
     lines = " \\\n".join(f"    {shlex.quote(word)}" for word in words)
     return f"""#!/usr/bin/env bash
 # asap_ray {job.version}, written by task=launch: the same command again takes the run up where it was.

@@ -31,7 +31,7 @@ TPUS: Mapping[str, TpuNames] = {
 """GKE's TPU pages and Cloud TPU's list of software versions."""
 GPUS: Mapping[str, str] = {
     "a100": "nvidia-a100-80gb",
-    "a100_40": "nvidia-tesla-a100",
+    "a100-40": "nvidia-tesla-a100",
     "h100": "nvidia-h100-80gb",
     "h200": "nvidia-h200-141gb",
     "b200": "nvidia-b200",

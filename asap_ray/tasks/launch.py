@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -39,6 +40,7 @@ NEXT: Mapping[str, tuple[str, ...]] = {
 }
 """What to type, by target."""
 SCHEDULED = "kubectl apply -f {folder}/cronjob.yaml"
+LOST = "the run directory goes with the pods: launch.storage=CLAIM keeps it, and takes a run up where it was"
 RESULTS: Mapping[str, str] = {"kuberay": "/results", "gce_tpu": "/tmp/asap_ray_results"}
 """The run directory there, where nobody says otherwise; for others it lies beside the files or at home."""
 
@@ -62,12 +64,13 @@ def run(config: Config) -> int:
         return job, [_written(folder, path, text) for path, text in _files(job, config.launch.target, wheel)]
 
     job, paths = write_files(config, write)
-    commands = [line.format(folder=folder, image=job.image) for line in NEXT[config.launch.target]]
-    commands += [SCHEDULED.format(folder=folder)] if job.schedule else []
+    names = {"folder": shlex.quote(str(folder)), "image": shlex.quote(job.image)}
+    commands = [line.format(**names) for line in (*NEXT[config.launch.target], *([SCHEDULED] if job.schedule else []))]
     told = [str(path) for path in paths if "asap_ray" not in path.relative_to(folder).parts]
     size = sum(path.stat().st_size for path in (folder / JOB).rglob("*") if path.is_file())
     fields = {"task": config.task, "target": config.launch.target, "files": told, "commands": commands, "bytes": size}
-    tell(config, fields, _outline(job, told, commands, size))
+    loses = config.launch.target == "kuberay" and job.storage is None
+    tell(config, fields, _outline(job, told, commands, size, LOST if loses else ""))
     return 0
 
 
@@ -125,11 +128,17 @@ def _job(
         schedule=asked.schedule,
         time_zone=asked.time_zone,
         storage=asked.storage,
+        ray_address=("local" if asked.target == "local" else "auto") if _has_trials(config.asked) else "",
         address=asked.address,
         options=tuple(asked.options),
         project=asked.project or "",
         zone=asked.zone or "",
     )
+
+
+def _has_trials(asked: Config) -> bool:
+    """Whether a command may need Ray: the others refuse an address of it."""
+    return asked.may_compile or asked.measures
 
 
 def _results(target: str, folder: Path) -> str:
@@ -155,7 +164,7 @@ def _extras(config: Config, groups: tuple[Group, ...]) -> Iterator[str]:
 
 def _files(job: LaunchJob, target: str, wheel: Path) -> Iterator[tuple[str, str | bytes]]:
     """All files of a target by their paths."""
-    yield f"{JOB}/{RUN}", run_script(job, "local" if target == "local" else "auto")
+    yield f"{JOB}/{RUN}", run_script(job)
     yield from ((f"{JOB}/{INPUTS}/{path}", data) for path, data in job.inputs.items())
     yield "constraints.txt", constraints()
     if target == "ray_job":
@@ -181,8 +190,10 @@ def _written(folder: Path, path: str, content: str | bytes) -> Path:
     return write_whole(place, content)
 
 
-def _outline(job: LaunchJob, paths: list[str], commands: list[str], size: int) -> Iterator[Block]:
+def _outline(job: LaunchJob, paths: list[str], commands: list[str], size: int, note: str) -> Iterator[Block]:
     groups = tuple((each.name, f"{each.count} x {each.hosts} hosts with {each.chips} chips") for each in job.groups)
     yield Block(title=job.name, facts=(("runs", " ".join(("python -m asap_ray", *job.words))), *groups))
-    yield Block(title=f"Files, {size / 1e6:.1f} MB in {JOB}/", facts=tuple(("", path) for path in paths))
+    yield Block(title=f"Files, {size / 1e3:,.0f} kB in {JOB}/", facts=tuple(("", path) for path in paths))
     yield Block(title="Next", facts=tuple(("", each) for each in commands))
+    if note:
+        yield Block(facts=(("note", note),))

@@ -7,6 +7,7 @@ knowledge/ are in it.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,10 @@ from asap_ray.errors import AsapError, ConfigError
 from asap_ray.settings import data_dir
 
 INPUTS = "inputs"
-FILES = ("model.hf_config", "baseline", "command.script")
+FILES = ("model.hf_config", "baseline", "command.script", "agents.policy")
 """Keys whose values may be the path of a file of the user's."""
-LISTS = ("validate.tables", "calibrate.tables")
+LISTS = ("validate.tables", "calibrate.tables", "compare.tables")
+"""Keys that name several."""
 OURS = ("task", "run_dir", "ray.address", "output")
 """Keys that the launched command has values of its own for."""
 BUILD_S = 600
@@ -52,14 +54,24 @@ def _shipped(config: Config, key: str, value: str, word: str, files: dict[str, b
         return f"config_dir={INPUTS}/conf"
     path = Path(os.path.expanduser(value.strip("'\"")))
     if key in FILES and path.is_file():
-        files[f"{key}/{path.name}"] = _read(key, path)
-        return f"{key}={INPUTS}/{key}/{path.name}"
+        return f"{key}={_add(files, key, path)}"
     if key in LISTS and value != "null":
-        tables = (config.validate if key.startswith("validate") else config.calibrate).tables or []
-        for table in tables:
-            files[f"{key}/{Path(table).name}"] = _read(key, Path(table))
-        return f"{key}=[{','.join(f'{INPUTS}/{key}/{Path(table).name}' for table in tables)}]"
+        tables = getattr(config, key.partition(".")[0]).tables or []
+        return f"{key}=[{','.join(_add(files, key, Path(os.path.expanduser(table))) for table in tables)}]"
     return f"+{word}" if key == "model" and not word.startswith("+") else word
+
+
+def _add(files: dict[str, bytes], key: str, path: Path) -> str:
+    """Take a file along; returns its path there, which no shell and no grammar has to quote. Its folder's name stays,
+    since a model is called after it, and two files of one name stay apart."""
+    folder, name = (re.sub(r"[^\w.+-]", "_", text) for text in (path.absolute().parent.name, path.name))
+    data, count = _read(key, path), 1
+    place = f"{key}/{folder}/{name}"
+    while files.get(place, data) != data:
+        count += 1
+        place = f"{key}/{folder}-{count}/{name}"
+    files[place] = data
+    return f"{INPUTS}/{place}"
 
 
 def _read(key: str, path: Path) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -16,6 +17,11 @@ import jsonschema
 import pytest
 import yaml
 
+from asap_ray.checks.keys import NAMES
+from asap_ray.checks.launch import is_schedule
+from asap_ray.launch.names import GPUS
+from asap_ray.overrides import configure
+from asap_ray.settings import data_dir
 from tests.launch.crds import KINDS
 
 TUNE = ("+model=llama70b", "tiers=[roofline,run]")
@@ -128,22 +134,67 @@ def test_a_field_that_kuberay_does_not_have_is_refused_by_the_schema() -> None:
 def test_every_target_runs_the_words_that_were_typed_with_the_users_files(
     launched: Any, target: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text("{}")
     (tmp_path / "mine" / "stack").mkdir(parents=True)
     (tmp_path / "mine" / "stack" / "own.yaml").write_text("name: own\n")
     hardware = "h100x16" if target == "slurm" else "v5p-16"
     where = ("launch.project=p", "launch.zone=us-east5-a") if target == "gce_tpu" else ()
     asked = (f"hardware={hardware}", "tiers=[roofline,run]", "space.fix={tensor: 4, remat: full}")
-    launched(target, "+model.hf_config=config.json", *asked, "config_dir=mine", *where)
+    launched(target, "+model.hf_config=own/config.json", *asked, "config_dir=mine", *where)
     script = Path("run/launch/job/run.sh")
     (python, module, *words) = words_of(script)
     assert (python, module) == ("-m", "asap_ray")
-    own = ["model.hf_config=inputs/model.hf_config/config.json", *asked, "config_dir=inputs/conf"]
+    own = ["model.hf_config=inputs/model.hf_config/own/config.json", *asked, "config_dir=inputs/conf"]
     address = "local" if target == "local" else "auto"
     assert sorted(words[:-1]) == sorted([*own, f"ray.address={address}"])
     assert words[-1].startswith("run_dir=/")
     assert (script.parent / "inputs/conf/stack/own.yaml").read_text() == "name: own\n"
     shellchecked(*Path("run/launch").rglob("*.sh"), *Path("run/launch").rglob("*.sbatch"))
+
+
+@pytest.mark.parametrize("task", NAMES["launch.task"])
+@pytest.mark.parametrize("target", ["local", "slurm"])
+def test_what_is_launched_is_a_command_that_asap_ray_takes(
+    launched: Any, target: str, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's address is refused where a command has no trials."""
+    own = {"tune": ("+model=tiny", "tiers=roofline"), "nightly": ("nightly=small",)}.get(task, ())
+    launched(target, f"launch.task={task}", *own)
+    (_, _, *words) = words_of(Path("run/launch/job/run.sh"))
+    monkeypatch.chdir("run/launch/job")
+    assert configure(words).task == task
+    assert (f"ray.address={'local' if target == 'local' else 'auto'}" in words) == (
+        task in ("doctor", "compare", "nightly")
+    )
+
+
+def test_tables_of_one_name_and_a_policy_come_along(launched: Any, tmp_path: Path) -> None:
+    for folder in ("a b", "c"):
+        (tmp_path / folder / "x").mkdir(parents=True)
+        (tmp_path / folder / "x" / "rows.csv").write_text(folder)
+    launched("local", "launch.task=compare", "compare.tables=['a b/x/rows.csv',c/x/rows.csv]")
+    (_, _, *words) = words_of(Path("run/launch/job/run.sh"))
+    found = configure(words).compare.tables
+    assert found is not None
+    assert [Path("run/launch/job", each).read_text() for each in found] == ["a b", "c"]
+
+    (tmp_path / "my policy.npz").write_text("weights")
+    launched("local", "+model=tiny", "agents=policy", "agents.policy=my policy.npz")
+    (_, _, *words) = words_of(Path("run/launch/job/run.sh"))
+    policy = configure(words).agents.policy
+    assert policy is not None
+    assert Path("run/launch/job", policy).read_text() == "weights"
+
+
+def test_commands_to_type_can_be_typed(command: Any, wheel: str) -> None:
+    told = command(*LAUNCH[::2], wheel, "launch.target=local", "+model=tiny", "run_dir='a b'")
+    (line,) = json.loads(told.out)["commands"]
+    assert [word for word in shlex.split(line) if word != "bash"] == [str(Path("a b/launch/job/run.sh").absolute())]
+
+
+def test_every_gpu_with_a_label_is_a_chip() -> None:
+    assert set(GPUS) <= {path.stem.replace("_", "-") for path in (data_dir("conf") / "hardware").iterdir()}
 
 
 def test_a_batch_script_asks_for_the_nodes_and_gpus_of_the_slice(launched: Any) -> None:
@@ -178,6 +229,19 @@ def ray_file(path: str) -> Path:
         (("launch.target=gce_tpu", *TUNE), "launch.project=null: with launch.target=gce_tpu, the project"),
         (("launch.target=slurm", *TUNE, "launch.storage=x"), "launch.storage=x: only with launch.target=kuberay"),
         (("launch.target=kuberay", *TUNE, "launch.schedule=1 2"), "launch.schedule=1 2: five fields as cron"),
+        (("launch.target=kuberay", *TUNE, "launch.schedule=99 1 * * *"), "launch.schedule=99 1 * * *: five fields as"),
+        (("launch.target=kuberay", *TUNE, "launch.time_zone=Europe/Zurich"), "time_zone=Europe/Zurich: only with"),
+        (
+            ("launch.target=kuberay", *TUNE, "launch.schedule=0 1 * * *", "launch.time_zone=Mars/Olympus"),
+            "launch.time_zone=Mars/Olympus: a name of the time zone database",
+        ),
+        (("launch.target=kuberay", *TUNE, "launch.results=here"), "launch.results=here: a path from the root"),
+        (("launch.target=kuberay", *TUNE, "launch.hours=1e9"), "launch.hours=1000000000.0: a number above 0, up to"),
+        (("launch.target=ray_job", *TUNE, "launch.address=here"), "launch.address=here: an address such as http://"),
+        (("launch.target=slurm", *TUNE, "launch.options=[gpu]"), "launch.options=['gpu']: options as sbatch takes"),
+        (("launch.target=local", "launch.task=calibrate", "tiers=[run]"), "tiers=run: for task=tune"),
+        (("launch.target=local", "launch.task=validate", "+model=tiny"), "+model=tiny: not for task=validate"),
+        (("launch.target=local", "+model=tiny", "nightly=small"), "nightly=small: only with task=nightly"),
         (("launch.target=kuberay", *TUNE, "launch.name=Big"), "launch.name=Big: a name of at most 40"),
         (("launch.target=kuberay", *TUNE, "ray.address=auto"), "ray.address=auto: left out"),
         (("launch.target=kuberay", *TUNE, "launch.wheel=none.whl"), "launch.wheel=none.whl: the path of a wheel"),
@@ -215,3 +279,21 @@ def test_the_checkout_is_shipped_as_a_wheel_and_never_as_a_tree(command: Any) ->
         [sys.executable, "-c", code], capture_output=True, text=True, cwd="run/launch/job", env=clean, check=True
     )
     assert ended.stdout.strip() == str(Path("run/launch/job/asap_ray/conf").absolute())
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ("0 1 * * *", True),
+        ("*/15 0-6,20 1 jan-mar MON", True),
+        ("60 1 * * *", False),
+        ("0 1 0 * *", False),
+        ("0 1 * * 7", False),  # Kubernetes' parser ends the week with Saturday, 6
+        ("5-1 * * * *", False),
+        ("*/0 * * * *", False),
+        ("a b c d e", False),
+        ("@daily", False),
+    ],
+)
+def test_schedules_are_those_of_cron(text: str, fine: bool) -> None:
+    assert is_schedule(text) is fine
