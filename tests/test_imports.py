@@ -7,6 +7,7 @@ import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,15 @@ def layer_of(module: str) -> str:
     return LAYER_OF.get(module) or LAYER_OF.get(module.split(".")[0], "unknown")
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All that a file says."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(module: str) -> Iterator[str]:
     """Full names that a module imports anywhere in it, function bodies included."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in nodes(MODULES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -108,6 +115,7 @@ def imported(module: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def own(module: str) -> set[str]:
     """Modules of the package that a module imports, relative to it (`physics.memory`)."""
     found = set()
@@ -130,6 +138,7 @@ def test_imports_go_down_only(module: str) -> None:
     assert upward == set()
 
 
+@cache
 def defined(module: str) -> set[str]:
     """Names that a module defines at its top, those it only imports left out."""
     found: set[str] = set()
@@ -145,8 +154,8 @@ def defined(module: str) -> set[str]:
 @pytest.mark.parametrize("path", [*sorted(PACKAGE.rglob("*.py")), *sorted(TESTS.rglob("*.py"))], ids=lambda p: p.name)
 def test_names_are_imported_from_the_module_that_defines_them(path: Path) -> None:
     elsewhere: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "asap_ray":
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "asap_ray":
             base = node.module.removeprefix("asap_ray").removeprefix(".")
             package = f"{base}.__init__".lstrip(".")
             for name in (alias.name for alias in node.names):
@@ -166,7 +175,7 @@ def test_pure_layers_touch_nothing_outside(module: str) -> None:
     roots = {name.split(".")[0] for name in imported(module)}
     calls = {
         node.func.id
-        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        for node in nodes(MODULES[module])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert roots & IMPURE == set()

@@ -9,7 +9,7 @@ that trials have contradicted count as slower, those that they have confirmed as
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -205,7 +205,7 @@ def _ranked(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[Proposal]:
 def open_rows(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[int]:
     """Open plans by the steps that are expected, those of a kind that has been tried a little later."""
     pool = brief.pool
-    kinds, left = _kinds(pool), brief.open.copy()
+    kinds, left = pool.kinds, brief.open.copy()
     counts = np.zeros(int(kinds.max(initial=0)) + 1)
     given = [row for plan in taken if (row := row_of(pool, plan)) is not None]
     left[given] = False
@@ -217,13 +217,6 @@ def open_rows(brief: Brief, taken: AbstractSet[Plan]) -> Iterator[int]:
         left[row] = False
         counts[kinds[row]] += 1
         yield row
-
-
-def _kinds(pool: Pool) -> np.ndarray:
-    """A number for each mesh and recomputation policy [plans]."""
-    found: dict[Hashable, int] = {}
-    table = np.stack([pool.columns[name] for name in (*AXES, "remat")], axis=1)
-    return np.array([found.setdefault(tuple(each), len(found)) for each in table.tolist()], np.int64)
 
 
 def _from_ranking(brief: Brief, row: int) -> Proposal:

@@ -10,7 +10,8 @@ LIMIT = "#d64550"
 
 def finish(chart: Any, height: Any) -> dict[str, Any]:
     """An Altair chart as a Vega-Lite specification that fills the width it is given; `height` as Altair takes it."""
-    spec = chart.properties(width="container", height=height, background="transparent").to_dict()
+    # Whether it is as Vega-Lite's schema has it is tested; to ask at each report takes longer than to make it.
+    spec = chart.properties(width="container", height=height, background="transparent").to_dict(validate=False)
     spec.pop("config", None)  # Altair's default size, which would fight the container's
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     spec["config"] = {"view": {"stroke": None}, "axis": {"gridDash": [2, 3], "labelSeparation": 8}, "font": "inherit"}

@@ -16,7 +16,7 @@ import numpy as np
 
 from asap_ray.physics.estimate import TIME_PARTS, Estimate, summed
 from asap_ray.physics.roofline import Pricer
-from asap_ray.plan import KNOBS, Plan
+from asap_ray.plan import AXES, KNOBS, Plan
 from asap_ray.problem import MESH_COLUMNS, Problem, coding, columns_of
 from asap_ray.rules import RULES
 from asap_ray.space import PlanColumns, Space
@@ -67,6 +67,12 @@ class Pool:
     def _rows(self) -> dict[Hashable, int]:
         table = np.stack([self.columns[name] for name in COLUMNS], axis=1) if len(self) else np.zeros((0, 1))
         return {tuple(values): row for row, values in enumerate(table.tolist())}
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """A number for each mesh and recomputation policy [plans]: plans of one kind are alike."""
+        table = np.stack([self.columns[name] for name in (*AXES, "remat")], axis=1)
+        return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1) if len(self) else np.zeros(0, np.int64)
 
     @cached_property
     def recomputed(self) -> np.ndarray:

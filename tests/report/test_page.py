@@ -181,12 +181,14 @@ def test_importing_the_report_leaves_the_slow_libraries_alone() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_every_picture_compiles_and_draws_its_marks(drawn: str) -> None:
+def test_every_picture_is_as_the_schema_has_it_compiles_and_draws_its_marks(drawn: str) -> None:
+    import altair as alt
     import vl_convert
 
     figures = json.loads(Elements(drawn).figures)
     assert set(figures) == {"0-time", "0-memory", "0-roofline", "0-map"}
     for name, figure in figures.items():
+        alt.Chart.from_dict(figure)
         columns = figure.pop("usermeta", {}).get("columns", {})
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         svg = vl_convert.vegalite_to_svg(figure | {"width": 400, "datasets": {"plans": rows}})

@@ -50,6 +50,7 @@ CASES["small chip"] = replace(CASES["small chip"], slice=replace(CASES["small ch
 def test_each_axis_step_is_the_best_plan_with_one_other_axis_changed(case: str) -> None:
     problem = CASES[case]
     legal = all_plans(Space(problem=problem))
+    priced = dict(zip(legal, tier(problem).estimates(legal), strict=True))
     for plan in legal[:: len(legal) // 5]:
         found = steps(problem, plan)
         sizes = {axis: sorted({other.axes[axis] for other in legal}) for axis in AXES}
@@ -69,8 +70,8 @@ def test_each_axis_step_is_the_best_plan_with_one_other_axis_changed(case: str) 
                 if not near:
                     assert step.estimate is None
                     continue
-                priced = tier(problem).estimates(near)
-                pool = [each for each in priced if each.fits] or priced
+                prices = [priced[other] for other in near]
+                pool = [each for each in prices if each.fits] or prices
                 assert step.estimate is not None
                 assert step.estimate.step_time_s == pytest.approx(min(each.step_time_s for each in pool))
                 assert step.estimate.plan in near
