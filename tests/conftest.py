@@ -30,6 +30,11 @@ settings.register_profile("explore", **patient, max_examples=1000)  # --hypothes
 settings.load_profile("same")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests of Ray and of killed commands mostly wait for other processes."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or adds to the memory of whoever runs it, nor to another test's."""

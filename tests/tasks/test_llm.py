@@ -88,9 +88,15 @@ def test_three_sound_proposals_a_round_with_evidence(command, pretend: type[Pret
     assert {each["kind"] for each in told} >= {"llm_call", "llm_answer", "reading", "decision"}
 
 
+ALONE: list[tuple[str, str]] = []
+"""What the playbook tries alone, once it has been asked: it is the same for all that a model may say."""
+
+
 def playbooks(command: Any) -> list[tuple[str, str]]:
-    answer(command(*LOOP[:-1], "agents=playbook", "run_dir=alone"))
-    return trials("alone")
+    if not ALONE:
+        answer(command(*LOOP[:-1], "agents=playbook", "run_dir=alone"))
+        ALONE.extend(trials("alone"))
+    return ALONE
 
 
 NEVER: dict[str, Any] = {
