@@ -223,10 +223,12 @@ def refused_words(found: Searched) -> str:
     """Why plans that fit were not tried, with how many."""
     ours = ((name, n) for name, n in found.refused.items() if name not in ("memory", COMPILER))
     rules = sorted(ours, key=lambda pair: -pair[1])
-    words = [f"{n} plans, for which our trainer would not fit"] if (n := found.refused.get("memory")) else []
-    words += [f"{n} plans that do not fit by the compiler"] if (n := found.refused.get(COMPILER)) else []
+    words = (
+        [f"{units.count(n)} plans, for which our trainer would not fit"] if (n := found.refused.get("memory")) else []
+    )
+    words += [f"{units.count(n)} plans that do not fit by the compiler"] if (n := found.refused.get(COMPILER)) else []
     if rules:
-        told = ", ".join(f"{name} {n}" for name, n in rules)
+        told = ", ".join(f"{name} {units.count(n)}" for name, n in rules)
         words.insert(0, f"plans that our trainer has no program for, by rule: {told}")
     return "; ".join(words)
 

@@ -63,10 +63,14 @@ def _night(config: Config, cells: Sequence[Cell], ledger: Ledger, root: Path) ->
     if not resumed:
         ledger.append("night", {"night": name, "matrix": config.nightly.matrix, "cells": [each.name for each in cells]})
     found: dict[str, Judged] = {}
-    spent = 0.0
-    todo = _order(cells, before)
+    done = {cell: row for cell, row in before.of(name).items() if row.ok}  # before the night was cut short
+    spent, spent_s = (sum(getattr(row, key) for row in done.values()) for key in ("chip_hours", "wall_s"))
+    todo = _order([each for each in cells if each.name not in done], before)
+    for cell in [each for each in cells if each.name in done]:
+        found[cell.name] = _found_before(config, cell, name, root, before)
+        ledger.append("judged", _told(found[cell.name]))
     for place, cell in enumerate(todo):
-        share = _share(config, started, spent, len(todo) - place)
+        share = _share(config, started - spent_s, spent, len(todo) - place)
         row = _cell(config, cell, name, ledger, root, share, before)
         spent += row.row.chip_hours
         found[cell.name] = row
@@ -75,7 +79,7 @@ def _night(config: Config, cells: Sequence[Cell], ledger: Ledger, root: Path) ->
         name=name,
         matrix=config.nightly.matrix or "",
         cells=tuple(found[each.name] for each in cells),
-        wall_s=time.monotonic() - started,
+        wall_s=time.monotonic() - started + spent_s,
         chip_hours=spent,
         folder=str(root / "nights" / name),
     )
@@ -93,7 +97,7 @@ def _order(cells: Sequence[Cell], before: Kept) -> list[Cell]:
 
 
 def _share(config: Config, started: float, spent: float, left: int) -> Share:
-    """What a cell may spend of what the night has left, `left` cells to go."""
+    """What a cell may spend of what is left of a night that `started` then, `left` cells to go."""
     minutes, hours = config.budget.minutes, config.budget.chip_hours
     return Share(
         minutes=None if minutes is None else max(0.0, minutes - (time.monotonic() - started) / 60) / left,
@@ -101,11 +105,15 @@ def _share(config: Config, started: float, spent: float, left: int) -> Share:
     )
 
 
+def _found_before(config: Config, cell: Cell, night: str, root: Path, before: Kept) -> Judged:
+    """A cell that had its answer before the night was cut short."""
+    row, folder = before.of(night)[cell.name], root / "nights" / night / cell.name
+    tried = read_cell(night, cell, folder, row.attempts)[1]
+    return judged(row, before.before(night, cell.name), tried, config.nightly.tolerance)
+
+
 def _cell(config: Config, cell: Cell, night: str, ledger: Ledger, root: Path, share: Share, before: Kept) -> Judged:
     folder, earlier = root / "nights" / night / cell.name, before.before(night, cell.name)
-    done = before.of(night).get(cell.name)
-    if done is not None and done.ok:  # by the same night before it was cut short
-        return judged(done, earlier, read_cell(night, cell, folder, done.attempts)[1], config.nightly.tolerance)
     if spent := _nothing_left(share):
         row = Row(
             night=night,
@@ -120,7 +128,7 @@ def _cell(config: Config, cell: Cell, night: str, ledger: Ledger, root: Path, sh
         )
         return judged(row, earlier, [], config.nightly.tolerance)
     ledger.append("cell_began", {"night": night, "cell": cell.name, **asdict(share)})
-    _say(f"  {cell.name} {' '.join(share.words)}")
+    _say("  ".join(("", cell.name, *share.words)))
     attempts = attempt(cell, folder, root / "memory", share, config.nightly.retries, _say)
     row, tried = read_cell(night, cell, folder, attempts)
     ledger.append("cell", finite(asdict(row)))

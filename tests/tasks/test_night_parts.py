@@ -36,6 +36,23 @@ def test_cells_are_all_combinations_but_those_left_out() -> None:
     assert cells[0].words == ("+model=tiny", "hardware=v5e-4", "stack=maxtext", "x=1")
 
 
+@pytest.mark.parametrize(
+    ("shared", "further", "told"),
+    [
+        ([], ["ray.address=auto", "seed=1"], ["ray.address=auto", "seed=1"]),
+        (["tiers=roofline"], ["ray.address=auto", "seed=1"], ["seed=1"]),
+        (
+            ["tiers=roofline"],
+            ["tiers=[roofline,run]", "ray.address=auto"],
+            ["tiers=[roofline,run]", "ray.address=auto"],
+        ),
+    ],
+)
+def test_cells_without_trials_are_not_told_where_ray_is(shared: list, further: list, told: list) -> None:
+    (cell, *_) = cells_from_mapping("m", {**GOOD, "words": shared}, tuple(further))
+    assert list(cell.words[3 + len(shared) :]) == told
+
+
 @pytest.mark.parametrize("name", load_group("nightly"))
 def test_every_matrix_that_is_carried_has_cells(name: str) -> None:
     assert cells_from_mapping(name, load_group("nightly")[name])
@@ -50,6 +67,9 @@ def test_every_matrix_that_is_carried_has_cells(name: str) -> None:
         ({"workloads": {"a": "tiny"}}, "nightly.m.workloads.a=tiny: a list of texts"),
         ({"leave_out": [{"chip": "v5e"}]}, "nightly.m.leave_out="),
         ({"leave_out": [{"workload": "a"}]}, "less than all cells"),
+        ({"leave_out": 3}, "nightly.m.leave_out=3: mappings with any of"),
+        ({"workloads": {"a b": ["+model=tiny"], "a_b": ["+model=tiny"]}}, "nightly.m=a_b-v5e-4-maxtext: workloads,"),
+        ({"workloads": {"a" * 250: ["+model=tiny"]}}, "names that are 200 bytes long together"),
     ],
 )
 def test_a_matrix_that_is_none_is_refused(change: dict[str, Any], said: str) -> None:
@@ -145,6 +165,10 @@ def test_the_lock_of_who_is_gone_is_taken_over_and_that_of_another_machine_only_
     path.write_text(json.dumps({"host": socket.gethostname(), "pid": gone.pid, "token": "x"}))
     with night_lock(tmp_path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
+    # A container that was started again has the host and the number of the one that was killed.
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "token": "x"}))
+    with night_lock(tmp_path):
+        assert json.loads(path.read_text())["token"] != "x"
     path.write_text(json.dumps({"host": "another", "pid": 1, "token": "x"}))
     with pytest.raises(ConfigError, match="process 1 on another"), night_lock(tmp_path):
         raise AssertionError("unreachable")

@@ -185,9 +185,10 @@ def test_a_night_that_was_cut_short_is_taken_up_where_it_was(
     begun = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
     (name,) = {each["night"] for each in begun if each["kind"] == "night"}
     cluster.words.clear()
-    status, found = night()
+    status, found = night("budget.minutes=10")
     assert (status, found["night"], found["counts"]["new"]) == (0, name, 2)
     assert len(cluster.words) == 1  # the other cell had its answer
+    assert float(cluster.said(0, "budget.minutes")) == pytest.approx(10, abs=1)  # and leaves all that is left to this
     assert command("task=show", "run_dir=run").out.count("finished at") == 1
 
 

@@ -24,6 +24,8 @@ NAME = "night.lock"
 BEAT_S = 20.0
 STALE_S = 180.0
 """A file so old is nobody's: its owner has missed nine beats."""
+_HELD = set[str]()
+"""Tokens of the locks that this process holds."""
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def night_lock(root: Path, beat_s: float = BEAT_S) -> Iterator[None]:
         OSError: the file cannot be written.
     """
     path = root / NAME
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8)}
+    mine: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8)}
     if not _made(path, mine):
         owner = _owner(path)
         if not _gone(root, path, owner):
@@ -45,6 +47,7 @@ def night_lock(root: Path, beat_s: float = BEAT_S) -> Iterator[None]:
         _made(path, mine)
     if _owner(path) != mine:  # another has taken over the same stale file
         raise ConfigError("run_dir", root, f"a directory in which no night goes on: another has just taken {path.name}")
+    _HELD.add(mine["token"])
     stop = threading.Event()
     thread = threading.Thread(target=_beat, args=(path, stop, beat_s), daemon=True)
     thread.start()
@@ -53,6 +56,7 @@ def night_lock(root: Path, beat_s: float = BEAT_S) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+        _HELD.discard(mine["token"])
         if _owner(path) == mine:
             path.unlink(missing_ok=True)
 
@@ -79,6 +83,8 @@ def _owner(path: Path) -> dict[str, Any]:
 
 def _gone(root: Path, path: Path, owner: Mapping[str, Any]) -> bool:
     if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
+        if owner["pid"] == os.getpid():  # a container that was started again has the name and the number of before
+            return owner.get("token") not in _HELD
         try:
             os.kill(owner["pid"], 0)
         except ProcessLookupError:

@@ -15,6 +15,10 @@ FIELDS = ("about", "workloads", "slices", "stacks", "words", "leave_out")
 AXES = ("workload", "slice", "stack")
 OURS = ("task", "run_dir", "output", "budget.minutes", "budget.chip_hours", "agents.memory_dir")
 """Keys that a night gives each cell itself, or that are of the night."""
+TRIALS = ("auto", "compile", "run", "command")
+"""Tiers that a command with trials names."""
+LONGEST = 200
+"""Bytes of a cell's name, which is a folder's: file systems take 255."""
 NAMED = ("model", "scenario", "hardware", "hardware.slices", "stack")
 """Keys that the matrix says."""
 
@@ -71,7 +75,8 @@ def cells_from_mapping(name: str, mapping: Mapping[str, Any], further: tuple[str
         raise ConfigError(f"nightly.{name}.workloads", workloads, "a mapping of names to words: {tiny: [+model=tiny]}")
     slices, stacks = (_texts(name, key, mapping.get(key)) for key in ("slices", "stacks"))
     shared = _texts(name, "words", mapping.get("words", []), empty=True)
-    left_out = [_left_out(name, each) for each in mapping.get("leave_out") or ()]
+    entries = mapping.get("leave_out") or []
+    left_out = [_left_out(name, each) for each in (entries if isinstance(entries, list) else [entries])]
     found = [
         Cell(
             workload=str(workload),
@@ -82,7 +87,7 @@ def cells_from_mapping(name: str, mapping: Mapping[str, Any], further: tuple[str
                 f"hardware={slice_}",
                 f"stack={stack}",
                 *shared,
-                *further,
+                *_fitting(further, shared),
             ),
         )
         for workload, words in workloads.items()
@@ -92,7 +97,20 @@ def cells_from_mapping(name: str, mapping: Mapping[str, Any], further: tuple[str
     kept = [each for each in found if not any(_matches(each, entry) for entry in left_out)]
     if not kept:
         raise ConfigError(f"nightly.{name}.leave_out", left_out, "less than all cells")
+    names = [each.name for each in kept]
+    if twice := next((each for each in names if names.count(each) > 1), None):
+        raise ConfigError(f"nightly.{name}", twice, "workloads, slices and stacks whose cells have names of their own")
+    if long := next((each for each in names if len(each.encode()) > LONGEST), None):
+        raise ConfigError(f"nightly.{name}", long, f"names that are {LONGEST} bytes long together, at most")
     return kept
+
+
+def _fitting(further: tuple[str, ...], shared: list[str]) -> tuple[str, ...]:
+    """What the command says of all cells: where Ray is only matters to those that have trials."""
+    tiers = [word for word in (*shared, *further) if word.partition("=")[0] == "tiers"]
+    if not tiers or any(name in tiers[-1] for name in TRIALS):
+        return further
+    return tuple(word for word in further if not word.startswith("ray."))
 
 
 def _texts(name: str, key: str, given: Any, *, empty: bool = False) -> list[str]:
