@@ -127,6 +127,9 @@ def card_from_mapping(name: str, given: Mapping[str, Any]) -> Card:
         raise ConfigError(key, unknown[0], f"unknown field; allowed: {', '.join(known)}", known)
     if missing := [field for field in known[:4] if not given.get(field)]:
         raise ConfigError(key, name, f"missing: {', '.join(missing)}")
+    for field in ("when", "moves", "exceptions"):
+        if not isinstance(given.get(field) or [], list | tuple):
+            raise ConfigError(f"{key}.{field}", given[field], "allowed: a list")
     times = given.get("times", 1)
     if type(times) is not int or not 1 <= times <= MOST_TIMES:
         raise ConfigError(f"{key}.times", times, f"a whole number from 1 to {MOST_TIMES}")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from asap_ray.errors import AsapError, ConfigError
+from asap_ray.errors import AsapError, ConfigError, shown
 
 NAME = "events.jsonl"
 _CLAIMED: dict[tuple[int, int], int] = {}
@@ -103,13 +103,15 @@ class Ledger:
         """
         try:
             yield
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise self.unreadable(f"in an event: {type(error).__name__} {error}") from error
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            if isinstance(error, AsapError) and not isinstance(error, ConfigError):
+                raise
+            raise self.unreadable(f"in an event: {type(error).__name__} {shown(error)}") from error
 
     def _event(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
             raise self.unreadable(f"line {number} is no event")

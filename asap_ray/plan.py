@@ -37,6 +37,8 @@ KNOBS = (
     "attention",
 )
 FIELDS = AXES + KNOBS
+MOST_PARTS = 8
+"""Axes of a slice that a layout may name; a torus has three."""
 
 Six = tuple[int, int, int, int, int, int]
 ONES: Six = (1, 1, 1, 1, 1, 1)
@@ -148,6 +150,8 @@ def _parse_axis(text: str, key: str) -> tuple[int, int, tuple[int, ...]]:
     inside, crosses, across = text.partition("x")
     size, lies, where = inside.partition("@")
     ici, dcn = _positive(size, key), _positive(across, key) if crosses else 1
+    if where.count(".") >= MOST_PARTS:
+        raise ConfigError(key, text, f"at most {MOST_PARTS} parts, one for each axis of a slice")
     parts = tuple(_positive(part, key) for part in where.split(".")) if lies else ()
     if parts and math.prod(parts) != ici:
         raise ConfigError(key, text, f"the parts {where} multiply to {math.prod(parts)}, not to {ici}")

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from asap_ray.errors import shown
+
 GENES = ("flags", "hold", "save", "blocks")
 """What may be varied besides the plan, by the names of `search.vary`."""
 PROGRAM_GENES = ("hold", "save", "blocks")
@@ -70,7 +72,7 @@ class Recipe:
             if not given:
                 name, value = "flags", word
             if name in found or name not in _NAMES:
-                raise ValueError(f"{word} is no gene of a recipe: {', '.join(_NAMES)}, each once")
+                raise ValueError(f"{shown(word)} is no gene of a recipe: {', '.join(_NAMES)}, each once")
             if name == "save":
                 names, _, layers = value.partition("/")
                 found |= {"save": tuple(names.split("+")), "save_layers": int(layers or 0)}

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 from yaml.constructor import ConstructorError
 
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, shown
 
 try:
     from yaml import CSafeLoader as _SafeLoader  # ten times as fast; wheels of PyYAML have it
@@ -23,6 +23,11 @@ except ImportError:
 
 REPLACED = "calibration"
 """The group whose files a user's own may replace."""
+DEEPEST = 32
+"""Mappings and lists of a settings file that lie in each other."""
+LARGEST_BYTES = 2**19
+"""Of a settings file: ours have a few KB, and YAML of half a megabyte takes a second to read."""
+_LONG_NUMBER = re.compile(r"[0-9_:.]{400}")
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -63,7 +68,7 @@ def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
             choose by, so that there it goes before ours.
     """
     if config_dir:
-        _refuse_aliases(config_dir)
+        _check_files(config_dir)
     ours = {path.stem: path for path in (data_dir("conf") / group).glob("*.yaml")}
     theirs = {path.stem: path for path in (Path(config_dir) / group).glob("*.yaml")} if config_dir else {}
     if (taken := sorted(ours.keys() & theirs.keys())) and group != REPLACED:
@@ -72,15 +77,41 @@ def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
 
 
 @lru_cache(maxsize=8)
-def _refuse_aliases(config_dir: str) -> None:
-    # Aliases can make a few lines stand for more than any memory holds, and no setting needs one.
+def _check_files(config_dir: str) -> None:
+    # Aliases can make a few lines stand for more than any memory holds, and no setting needs one. Hydra reads some of
+    # these files itself, so what it would not survive is refused before.
     for path in sorted(Path(config_dir).rglob("*.yaml")):
         try:
-            aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(path.read_text(), yaml.SafeLoader))
+            _check_shape(path)
+        except ConfigError:
+            raise
         except (OSError, ValueError, YAMLError):
             continue  # whoever needs this file reads it, and says what is wrong with it
-        if aliased:
+
+
+def _check_shape(path: Path) -> None:
+    depth = 0
+    for event in yaml.parse(_text(path), _SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
             raise ConfigError("config_dir", path, "a settings file without YAML aliases (*name)")
+        if depth > DEEPEST:
+            raise ConfigError("config_dir", path, f"a settings file nested at most {DEEPEST} deep")
+
+
+def _text(path: Path) -> str:
+    """The text of a file that is small enough for settings, and is a file.
+
+    Raises:
+        ConfigError: it is not.
+        OSError, ValueError: it cannot be read, or is no text.
+    """
+    if path.exists() and (not path.is_file() or path.stat().st_size > LARGEST_BYTES):
+        raise ConfigError("config_dir", path, f"a settings file of at most {LARGEST_BYTES:,} bytes")
+    text = path.read_text(encoding="utf-8")
+    if _LONG_NUMBER.search(text):  # 1:59:59:… is a number to YAML, worked out digit by digit
+        raise ConfigError("config_dir", path, "a settings file without numbers of hundreds of digits")
+    return text
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -90,12 +121,14 @@ def read_settings(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is not YAML, or holds no mapping.
     """
     try:
-        text = path.read_text()
+        text = _text(path)
         data = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
         if "${" in text:  # few files have interpolations, and OmegaConf's containers take longer than all else
             data = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError("config_dir", path, f"a settings file in YAML; {error}") from error
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError("config_dir", path, f"a settings file in YAML; {shown(error, 400)}") from error
     if not isinstance(data, dict):
         raise ConfigError("config_dir", path, "a settings file holds a mapping (key: value)")
     return {str(key): value for key, value in data.items()}

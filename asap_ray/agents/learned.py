@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +33,8 @@ MOST = 0.5
 """Of the logarithm of a step: how much is corrected at most."""
 CLIPPED = 3.0
 """Standard deviations from the mean of what was trained on beyond which a figure counts as no further off."""
+MOST_BYTES = 64 * 2**20
+"""Of all arrays of a file of weights; ours have less than one MB."""
 ARRAYS = ("mean", "scale", "w1", "b1", "w2", "b2", "w3")
 
 
@@ -93,17 +96,31 @@ def read_weights(path: Path) -> Weights:
         ValueError: it holds no weights, or some of other features than these; the text says which.
     """
     try:
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             told = json.loads(str(file["origin"]))
             arrays = {name: np.asarray(file[name], np.float32) for name in ARRAYS}
         lists = {name: tuple(told[name]) for name in ("features", "sources", "left_out")}
         origin = Origin(**{**told, **lists})
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, RecursionError, NotImplementedError, MemoryError) as error:
+        raise ValueError("it holds no weights of a policy") from error
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
         raise ValueError("it holds no weights of a policy") from error
     if origin.version != VERSION or origin.features != FEATURES:
         raise ValueError(f"it was trained on version {origin.version} of the features, and these are {VERSION}")
     _check(arrays)
     return Weights(arrays=arrays, origin=origin)
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse an archive that would not fit in memory, whatever the headers of its arrays say.
+
+    Raises:
+        OSError, ValueError, zipfile.BadZipFile: it is too large, or no archive.
+    """
+    with zipfile.ZipFile(path) as archive:
+        if len(archive.filelist) > len(ARRAYS) + 1 or sum(each.file_size for each in archive.filelist) > MOST_BYTES:
+            raise ValueError("it is too large")
 
 
 def _check(arrays: dict[str, np.ndarray]) -> None:

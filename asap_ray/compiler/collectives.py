@@ -232,7 +232,7 @@ def replica_groups(attributes: str, devices: int) -> np.ndarray:
     Raises:
         HloError: the form is not known, or groups differ in size.
     """
-    found = re.search(r"replica_groups=(mesh\[.*?\].*?\{[^}]*\}|\S*)", attributes)
+    found = re.search(r"replica_groups=(mesh\[[^\]]*\][^{]*\{[^}]*\}|\S*)", attributes)
     if not found:
         raise HloError(f"a collective without replica groups: {attributes[:120]!r}")
     return _read_groups(found[0].rstrip(","), devices)

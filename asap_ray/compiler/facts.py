@@ -14,7 +14,7 @@ from typing import Any
 from asap_ray.compiler import collectives, work
 from asap_ray.compiler.collectives import KINDS, DeviceMesh
 from asap_ray.compiler.costs import MOVES
-from asap_ray.compiler.hlo import Computation, HloError, Instruction, Module
+from asap_ray.compiler.hlo import Computation, HloError, Instruction, Module, understood
 from asap_ray.compiler.kernels import FREE_CALLS, kernel_work, target
 from asap_ray.plan import Plan
 from asap_ray.profile.kinds import category_of, phase_of
@@ -34,12 +34,14 @@ class Facts:
             HloError: the program is for another number of devices than the plan.
         """
         self.module, self.plan, self.workload = module, plan, workload
-        self.devices = _devices(module, plan)
-        self.mesh = DeviceMesh(plan, self.devices) if plan else None
+        with understood():
+            self.devices = _devices(module, plan)
+            self.mesh = DeviceMesh(plan, self.devices) if plan else None
 
     def rows(self) -> dict[str, Op]:
         """A row without time for each instruction that runs by itself, by name."""
-        return {op.name: op for op in self._rows(self.module.entry, "other", set())}
+        with understood():
+            return {op.name: op for op in self._rows(self.module.entry, "other", set())}
 
     def _rows(self, name: str, phase: str, seen: set[str]) -> Iterator[Op]:
         if name in seen:

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from asap_ray.compiler.shapes import Array, arrays
-from asap_ray.errors import AsapError
+from asap_ray.errors import AsapError, shown
 
 PACKAGE = "asap_ray/"
-_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(")
+_ARROW = ") -> "
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _CLOSE = re.compile(r"\}(, execution_thread=.*)?$")
 _TUPLE = re.compile(r"(\(.*?\)) ([a-z][\w\-]*)\(")
@@ -29,7 +31,7 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations|calls)=\{([^}]*)\}")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_SOURCE = re.compile(r'source_file="([^"]*)".*?source_line=(\d+)')
+_SOURCE = re.compile(r'source_file="([^"]*)".{0,200}?source_line=(\d+)')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _NUMBERS = re.compile(r"(\w+)=(\d+)")
@@ -103,6 +105,8 @@ class Computation:
     @cached_property
     def root(self) -> Instruction:
         """The instruction whose value the computation returns."""
+        if not self.instructions:
+            raise HloError(f"computation {self.name} is empty")
         return next((each for each in self.instructions if each.root), self.instructions[-1])
 
     @cached_property
@@ -181,6 +185,28 @@ def parse(text: str | Iterable[str]) -> Module:
     Raises:
         HloError: it has no entry computation, or a line of a computation cannot be read.
     """
+    with understood():
+        return _parsed(text)
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """While a program is made into what it says: one that no compiler has written may say anything.
+
+    Raises:
+        HloError: it says what cannot be.
+    """
+    try:
+        yield
+    except HloError:
+        raise
+    except RecursionError:
+        raise HloError("its computations call each other without end") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise HloError(f"it says what no program says: {type(error).__name__} {shown(error)}") from error
+
+
+def _parsed(text: str | Iterable[str]) -> Module:
     lines = iter(text.splitlines() if isinstance(text, str) else text)
     header, tables = "", {name: [] for name in _TABLES}
     computations: dict[str, Computation] = {}
@@ -190,7 +216,7 @@ def parse(text: str | Iterable[str]) -> Module:
             header = line
         elif line.rstrip() in tables:
             table = tables[line.rstrip()]
-        elif found := _HEAD.match(line):
+        elif (found := _HEAD.match(line)) and line.rstrip("\n").endswith("{") and _ARROW in line:
             table = None
             computation = Computation(found[2], tuple(_instructions(found[2], lines)))
             computations[computation.name] = computation

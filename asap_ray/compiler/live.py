@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from asap_ray.compiler.hlo import Computation, Instruction, Module
+from asap_ray.compiler.hlo import Computation, HloError, Instruction, Module, understood
 from asap_ray.compiler.shapes import HBM, Array, arrays
 from asap_ray.profile.kinds import phase_of
 
 TOP = 10
+MOST_SCANS = 100_000
+"""Computations that are gone through: programs have thousands, and each is called from one place."""
 _SAME = ("bitcast", "tuple", "opt-barrier", "optimization-barrier", "parameter")
 _ROLES = ("to_apply", "true_computation", "false_computation")
 _ELEMENTWISE = (
@@ -65,17 +68,18 @@ class Peak:
 
 def live_peak(module: Module) -> Peak:
     """The fullest moment of a program's schedule, arguments and results left out."""
-    entry = module.computations[module.entry]
-    given = [[Buffer(array, each, outer=True) for array in each.arrays] for each in entry.parameters]
-    return _Scan(module, entry, given).peak
+    with understood():
+        entry = module.computations[module.entry]
+        given = [[Buffer(array, each, outer=True) for array in each.arrays] for each in entry.parameters]
+        return _Scan(module, entry, given, count(1)).peak
 
 
-def largest(module: Module, count: int = TOP) -> tuple[tuple[str, float], ...]:
+def largest(module: Module, most: int = TOP) -> tuple[tuple[str, float], ...]:
     """The largest temporaries at the fullest moment as (what, bytes), equal ones of one place together."""
     sizes: defaultdict[str, list[float]] = defaultdict(list)
     for each in live_peak(module).buffers:
         sizes[_words(module, each)].append(each.bytes)
-    ranked = sorted(sizes.items(), key=lambda pair: (-sum(pair[1]), pair[0]))[:count]
+    ranked = sorted(sizes.items(), key=lambda pair: (-sum(pair[1]), pair[0]))[:most]
     return tuple((f"{len(each)} x {what}" if len(each) > 1 else what, sum(each)) for what, each in ranked)
 
 
@@ -89,8 +93,10 @@ def _words(module: Module, buffer: Buffer) -> str:
 class _Scan:
     """One computation; `given` are the values of its parameters, which its caller counts."""
 
-    def __init__(self, module: Module, computation: Computation, given: Sequence[Value]) -> None:
-        self.module, self.computation = module, computation
+    def __init__(self, module: Module, computation: Computation, given: Sequence[Value], scans: Iterator[int]) -> None:
+        self.module, self.computation, self.scans = module, computation, scans
+        if next(scans) > MOST_SCANS:
+            raise HloError("its computations call each other too often")
         self.values: dict[str, Value] = {}
         self.inside: dict[int, Peak] = {}
         self.made: list[tuple[int, Buffer]] = []
@@ -129,7 +135,7 @@ class _Scan:
             names = [name for role, name in op.called.items() if role in _ROLES or role.startswith("branch")]
             given = [operands] if op.opcode == "call" else [[each] for each in operands[1:]]
             scans = [
-                _Scan(self.module, self.module.computations[name], each)
+                _Scan(self.module, self.module.computations[name], each, self.scans)
                 for name, each in zip(names, given, strict=False)
             ]
             self.inside[place] = max((each.peak for each in scans), key=lambda peak: peak.bytes, default=Peak())
@@ -156,7 +162,7 @@ class _Scan:
 
     def _turn(self, loop: Instruction, carried: Value) -> Peak:
         """A loop's body; what it carries is written by what makes its next value, unless that is in place."""
-        scan = _Scan(self.module, self.module.computations[loop.called["body"]], [carried])
+        scan = _Scan(self.module, self.module.computations[loop.called["body"]], [carried], self.scans)
         for old, new in zip(carried, scan.returned, strict=False):
             if new is not old and old.wrote is None:
                 old.wrote = new.wrote or new.made

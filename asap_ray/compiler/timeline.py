@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from asap_ray.compiler.costs import Costs, Resource
-from asap_ray.compiler.hlo import Module
+from asap_ray.compiler.hlo import HloError, Module, understood
 from asap_ray.compiler.schedule import Branch, Key, Loop, Program, Run, Start, Step, Wait
 from asap_ray.physics.calibration import Calibration
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.profile.table import Op, Profile
 
+MOST_STEPS = 5_000_000
+"""Steps that are played: turns of a loop are alike after two or three, and the largest programs have 100,000 ops."""
 SAME_S = 1e-12
 """Moments nearer than this are one."""
 Tally = dict[Key, tuple[float, float, float]]
@@ -40,8 +42,9 @@ def profile_of(
     Raises:
         HloError: the program is for other devices, or does not say how often one of its loops runs.
     """
-    program = Program(module, Costs(module, problem, plan, calibration))
-    _, tally = Player(program).play()
+    with understood():
+        program = Program(module, Costs(module, problem, plan, calibration))
+        _, tally = Player(program).play()
     return Profile(
         ops=(*_rows(program.ops, tally), *_dispatch(calibration)),
         chip=problem.slice.chip.name,
@@ -98,6 +101,7 @@ class Player:
         self.now = 0.0
         self.last: dict[Resource, _Transfer] = {}
         self.under_way: dict[Key, _Transfer] = {}
+        self._left = MOST_STEPS
         self._quiet: dict[str, tuple[float, Tally]] = {}
 
     def play(self) -> tuple[float, Tally]:
@@ -107,6 +111,9 @@ class Player:
         return self.now, tally
 
     def _computation(self, name: str, tally: Tally) -> None:
+        self._left -= 1 + len(self.steps[name])
+        if self._left < 0:
+            raise HloError(f"it takes more than {MOST_STEPS:,} steps to play: its loops do not settle")
         for step in self.steps[name]:
             self._step(step, tally)
 

@@ -13,14 +13,17 @@ A calibration file ends with what was fitted; all above that is written by hand 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import yaml
 
+from asap_ray.errors import ConfigError, shown
 from asap_ray.fitting.folds import Fold
 from asap_ray.fitting.parameters import Parameter, Values
 from asap_ray.interchange.measured import MeasuredRow
@@ -97,20 +100,39 @@ def write_folds(path: Path, folds: Iterable[Fold], rows: Iterable[MeasuredRow]) 
 
 
 def read_folds(path: Path) -> Folds:
-    """What `write_folds` kept; nothing where there is no such file."""
+    """What `write_folds` kept; nothing where there is no such file.
+
+    Raises:
+        ConfigError: it is another file.
+    """
     if not path.is_file():
         return Folds((), {})
-    records = parquet.read_table(path).to_pylist()
-    values = tuple({Parameter(*name.split(".")): value for name, value in record["constants"]} for record in records)
-    return Folds(values, {run: i for i, record in enumerate(records) for run in record["runs"]})
+    with _folds_of(path):
+        records = parquet.read_table(path).to_pylist()
+        values = tuple(_constants(record) for record in records)
+        return Folds(values, {run: i for i, record in enumerate(records) for run in record["runs"]})
 
 
 def named_folds(path: Path) -> dict[tuple[str, str], Values]:
-    """The constants of each fold by the source and the model that it leaves out; nothing where there is no file."""
+    """The constants of each fold by the source and the model that it leaves out; nothing where there is no file.
+
+    Raises:
+        ConfigError: it is another file.
+    """
     if not path.is_file():
         return {}
-    records = parquet.read_table(path, columns=["source", "model", "constants"]).to_pylist()
-    return {
-        (each["source"], each["model"]): {Parameter(*name.split(".")): value for name, value in each["constants"]}
-        for each in records
-    }
+    with _folds_of(path):
+        records = parquet.read_table(path, columns=["source", "model", "constants"]).to_pylist()
+        return {(each["source"], each["model"]): _constants(each) for each in records}
+
+
+def _constants(record: Mapping[str, Any]) -> Values:
+    return {Parameter(*name.split(".")): value for name, value in record["constants"]}
+
+
+@contextmanager
+def _folds_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError("folds", path, f"a table of folds that task=calibrate wrote ({shown(error)})") from error

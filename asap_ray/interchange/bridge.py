@@ -30,10 +30,8 @@ MIXED |= {"mxfp8": "bf16_with_mxfp8_mixed", "nvfp4": "bf16_with_nvfp4_mixed"}
 def is_one(values: Mapping[str, Any]) -> bool:
     """Whether a mapping is an override file of Megatron Bridge."""
     inner = _sections(values)
-    return any(isinstance(inner.get(name), Mapping) for name in ("model", "train")) and (
-        any(size in (inner.get("model") or {}) for size in megatron_core.SIZES.values())
-        or "micro_batch_size" in (inner.get("train") or {})
-    )
+    model, train = (each if isinstance(each := inner.get(name), Mapping) else {} for name in ("model", "train"))
+    return any(size in model for size in megatron_core.SIZES.values()) or "micro_batch_size" in train
 
 
 def _sections(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,15 @@ from typing import Any
 
 import yaml
 
-from asap_ray.errors import ConfigError
-from asap_ray.interchange.foreign import LONGEST_SHOWN, read_text, told
+from asap_ray.errors import ConfigError, shown
+from asap_ray.interchange.foreign import LONGEST_SHOWN, read_text, told, too_deep
 
 MOST_WORDS = 100_000
+LARGEST_YAML = 2**19
+"""Characters of a YAML document: MaxText's base.yml has 60,000, and half a million take a second to read."""
+LONGEST_NUMBER = 400
+"""Characters of whatever is no text; 1:59:59:… is a number to YAML, worked out digit by digit."""
+_TEXT = "tag:yaml.org,2002:str"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _ASSIGNED = re.compile(rf"({_NAME})=([\w.,:/+-]*|\$\{{{_NAME}:-[\w.,:/+-]*\}})")
 _USED = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?::-([\w.,:/+-]*))?\}})")
@@ -43,6 +48,11 @@ class _Loader(yaml.SafeLoader):
             raise yaml.YAMLError("an alias (*name)")
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > LONGEST_NUMBER:
+            raise yaml.YAMLError(f"a number or a date of {len(node.value):,} characters")
+        return super().construct_object(node, deep)
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -56,12 +66,21 @@ def yaml_values(key: str, path: str | Path, text: str) -> Any:
     Raises:
         ConfigError: it is no YAML, or has an alias, an object's tag, or a key twice.
     """
+    if len(text) > LARGEST_YAML:
+        raise ConfigError(key, path, f"has {len(text):,} characters; allowed: YAML of at most {LARGEST_YAML:,}")
     try:
-        return yaml.load(text, _Loader)
+        values = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else str(error)
-        raise ConfigError(key, path, f"cannot be read as YAML: {where or 'nested too deeply'}") from error
+        raise ConfigError(key, path, f"cannot be read as YAML: {shown(where or 'nested too deeply')}") from error
+    return _shallow(key, path, values)
+
+
+def _shallow(key: str, path: str | Path, values: Any) -> Any:
+    if too_deep(values):
+        raise ConfigError(key, path, "is nested too deeply")
+    return values
 
 
 def toml_values(key: str, path: str | Path, text: str) -> dict[str, Any]:
@@ -71,9 +90,10 @@ def toml_values(key: str, path: str | Path, text: str) -> dict[str, Any]:
         ConfigError: it is no TOML.
     """
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(key, path, f"cannot be read as TOML: {error or 'nested too deeply'}") from error
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number of thousands of digits
+        raise ConfigError(key, path, f"cannot be read as TOML: {shown(str(error) or 'nested too deeply')}") from error
+    return _shallow(key, path, values)
 
 
 def shell_words(key: str, path: str | Path, text: str) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 from asap_ray.errors import ConfigError, shown
 
 LARGEST_FILE_BYTES = 4 * 2**20  # a config has a few KB; what is larger is another file
+DEEPEST = 64
+"""Mappings and lists that lie in each other: a config has a few."""
 LARGEST_SIZE = 2**31
 LONGEST_SHOWN = 60
 
@@ -47,6 +49,21 @@ def read_text(key: str, path: str | Path, what: str) -> bytes:
         raise ConfigError(key, path, f"cannot be read; allowed: {what}") from error
 
 
+def too_deep(values: object) -> bool:
+    """Whether mappings and lists lie in each other deeper than whoever walks them can go."""
+    level: list[object] = [values]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, Mapping | list)
+            for inner in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
 class ForeignConfig:
     """The object in a file, with the config key under which the user named that file."""
 
@@ -67,6 +84,8 @@ class ForeignConfig:
         except (ValueError, RecursionError) as error:
             # Not JSON, not Unicode, a number of thousands of digits, or nested beyond reason.
             raise ConfigError(key, path, f"is not JSON; allowed: {what}") from error
+        if too_deep(values):
+            raise ConfigError(key, path, f"is nested too deeply; allowed: {what}")
         if not isinstance(values, dict):
             raise ConfigError(key, path, f"holds {told(values)}, not a JSON object; allowed: {what}")
         return cls(key, path, values)

@@ -8,6 +8,7 @@ of each only what its middle steps add up to is kept.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,10 +118,14 @@ def read(path: str | Path, *, hlo: str = "", plan: Plan | None = None, workload:
         found, reader = _read_file(file, programs)
         devices += found
         chip, peaks = chip or reader.chip, peaks if all(peaks) else reader.peaks
-    if not devices:
+    if not any(_took_time(each) for each in devices):
         text = "no op of a device is in it: nothing ran while it was taken, or it was stopped too soon"
         raise TraceError(f"{shown(path)}: {text}")
     return Trace(files=files, devices=tuple(devices), chip=chip, peaks=peaks, flags=tuple(programs.flags))
+
+
+def _took_time(device: DeviceSteps) -> bool:
+    return 0.0 < math.fsum((*device.account.exposed.values(), *device.account.waits.values())) < math.inf
 
 
 def profile_of(
@@ -149,8 +154,11 @@ def _read_file(file: Path, programs: Programs) -> tuple[list[DeviceSteps], Reade
     except RuntimeError as error:
         raise TraceError(f"{shown(file)}: JAX cannot read it: {shown(error)}") from None
     reader = Reader(tables, programs.of(tables))
-    host = reader.host(file.name.removesuffix(SUFFIX), planes)  # JAX calls it after the host
-    return [steps_of(host, device) for device in reader.devices(planes)], reader
+    try:
+        host = reader.host(file.name.removesuffix(SUFFIX), planes)  # JAX calls it after the host
+        return [steps_of(host, device) for device in reader.devices(planes)], reader
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # stats that no profiler writes
+        raise TraceError(f"{shown(file)}: it holds what no profiler writes: {shown(error)}") from error
 
 
 def _bytes(file: Path) -> bytes:

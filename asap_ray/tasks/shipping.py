@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, ConfigError
@@ -28,6 +29,8 @@ LISTS = ("validate.tables", "calibrate.tables", "compare.tables")
 OURS = ("task", "run_dir", "ray.address", "output")
 """Keys that the launched command has values of its own for."""
 BUILD_S = 600
+MOST_BYTES = 256 * 2**20
+"""Of all files of a wheel; ours have some MB."""
 PINNED = ("ray", "jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "flax", "optax", "optuna", "numpy")
 
 
@@ -91,7 +94,7 @@ def wheel_of(config: Config, folder: Path) -> Path:
     given = config.launch.wheel
     if given is not None:
         path = Path(os.path.expanduser(given))
-        if path.suffix != ".whl" or not zipfile.is_zipfile(path):
+        if path.suffix != ".whl" or not _is_wheel(path):
             raise ConfigError("launch.wheel", given, "the path of a wheel, asap_ray-….whl")
         (folder / path.name).write_bytes(path.read_bytes())
         return folder / path.name
@@ -100,6 +103,18 @@ def wheel_of(config: Config, folder: Path) -> Path:
         text = "the path of a wheel of asap_ray: only a checkout can build its own (pip wheel --no-deps)"
         raise ConfigError("launch.wheel", None, text)
     return _built(root, folder)
+
+
+def _is_wheel(path: Path) -> bool:
+    """Whether a file is an archive of files that lie where they are unpacked, all whole and of a size to be shipped."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [PurePosixPath(each.filename) for each in archive.filelist]
+            inside = not any(name.is_absolute() or ".." in name.parts for name in names)
+            small = sum(each.file_size for each in archive.filelist) <= MOST_BYTES
+            return inside and small and archive.testzip() is None
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+        return False
 
 
 def _built(root: Path, folder: Path) -> Path:
@@ -131,7 +146,7 @@ def constraints() -> str:
 
 
 def unpacked(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """The files of a wheel by their paths: of pure Python, they are an installed package as they lie."""
+    """The files of a wheel (`wheel_of`) by their paths: of pure Python, they are an installed package as they lie."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if not name.endswith("/"):

@@ -30,7 +30,9 @@ def run(config: Config) -> int:
         events = list(ledger.events())
     with ledger.understood():
         story = story_of(events, config.run_path)
-    with contextlib.suppress(OSError):  # who may only read a directory is still told what is in it
-        write_derived(events, config.run_path)
-    tell(config, story_fields(story), [*story_blocks(story), Block(facts=tuple(dashboard_facts(config.run_path)))])
+        fields = story_fields(story)
+        blocks = [*story_blocks(story), Block(facts=tuple(dashboard_facts(config.run_path)))]
+        with contextlib.suppress(OSError):  # who may only read a directory is still told what is in it
+            write_derived(events, config.run_path)
+    tell(config, fields, blocks)
     return 0

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from asap_ray.compiler.request import Build
 
+MOST_BYTES = 2**29
+"""Of a result's text: the largest programs have some tens of MB."""
 KEPT = ("complete", "infeasible")
 """What is kept: a crash may not come again, and a deadline says more of the machine than of the plan."""
 
@@ -32,8 +34,10 @@ class Cache:
     def read(self, key: str) -> Build | None:
         """The result of a key; None where there is none, or none that can be read."""
         try:
-            return Build.from_dict(json.loads(gzip.decompress(self._path(key).read_bytes())))
-        except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError):
+            with gzip.open(self._path(key)) as file:
+                text = file.read(MOST_BYTES + 1)
+            return Build.from_dict(json.loads(text)) if len(text) <= MOST_BYTES else None
+        except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
 
     def write(self, key: str, build: Build) -> None:

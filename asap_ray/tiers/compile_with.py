@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections import defaultdict
@@ -22,6 +23,7 @@ from asap_ray.compiler import hlo
 from asap_ray.compiler.lower import SIZES
 from asap_ray.compiler.refusal import refusal
 from asap_ray.compiler.request import Build, packed
+from asap_ray.errors import shown
 from asap_ray.physics.calibration import Calibration
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
@@ -62,6 +64,10 @@ PROGRAM = "program.hlo"
 NEVER = r"(?!)(?P<seconds>)"
 KINDS = (("optimizer", r"opt_state|\.mu\b|\.nu\b|optimizer"), ("weights", r"params|model|embedder|decoder"))
 """Whose an argument of the program is, by its path in MaxText's train state."""
+MARKS = ("RESOURCE_EXHAUSTED", "CompileTimeHbmOom", "Ran out of memory")
+"""Words of the line that says what memory a program lacks (`compiler.refusal`)."""
+MOST_LOG = 64 * 2**20
+"""Bytes of a log's end that are read."""
 _STATS = re.compile(r"(\w+_in_bytes)=(\d+)")
 
 
@@ -212,10 +218,12 @@ def compiled_with(order: Order, key: str, folder: str | None) -> Build:
 
 def build_of(run: Ran) -> Build:
     """What a trainer's compilation came to, from its log and the program that it has left."""
-    log = Path(run.log).read_text(errors="replace")
+    with open(run.log, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - MOST_LOG, 0))
+        log = file.read(MOST_LOG).decode(errors="replace")
     seconds = {"compile": round(run.wall_s, 3)}
     if refused := refusal(log):
-        line = next(line for line in log.splitlines() if "RESOURCE_EXHAUSTED" in line or "CompileTimeHbmOom" in line)
+        line = next((line for line in log.splitlines() if any(mark in line for mark in MARKS)), "out of memory")
         return Build(
             status="infeasible",
             reason=" ".join(line.split()),
@@ -229,20 +237,20 @@ def build_of(run: Ran) -> Build:
     memory = _sizes(log)
     if not run.trace or "arguments" not in memory:
         return Build(status="failed", reason="the trainer left no program, or did not say its memory", seconds=seconds)
-    text = (Path(run.trace) / PROGRAM).read_text()
+    try:
+        text = (Path(run.trace) / PROGRAM).read_text()
+        arguments, peak = argument_bytes(text), _all_of(memory)
+    except (OSError, ValueError, LookupError) as error:  # cut off, or of another version
+        return Build(status="failed", reason=f"the trainer's program cannot be read: {shown(error)}", seconds=seconds)
     return Build(
-        status="complete",
-        memory={"peak": _all_of(memory), **memory},
-        arguments=argument_bytes(text),
-        hlo=packed(text),
-        seconds=seconds,
+        status="complete", memory={"peak": peak, **memory}, arguments=arguments, hlo=packed(text), seconds=seconds
     )
 
 
 def _sizes(log: str) -> dict[str, int]:
     """Bytes that MaxText prints of its program, by their names in `Build.memory`."""
     said = dict(_STATS.findall(log))
-    return {name: int(said[field]) for name, field in SIZES.items() if field in said}
+    return {name: int(said[field]) for name, field in SIZES.items() if len(said.get(field, "0" * 20)) < 20}
 
 
 def _all_of(memory: Mapping[str, int]) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asap_ray.errors import ConfigError, shown
 from asap_ray.observation import wires
 from asap_ray.physics.estimate import TIME_PARTS
 from asap_ray.physics.wire import predicted_collectives
@@ -117,11 +118,18 @@ def recorded(found: Finding, problem: Problem, model: str, row: str = "", xla: s
 
 
 def read_record(path: Path) -> list[Recorded]:
-    """The lines of a record; none where there is no file."""
+    """The lines of a record; none where there is no file.
+
+    Raises:
+        ConfigError: a line of it is none of a record.
+    """
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [_read(row) for row in csv.DictReader(file)]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [_read(row) for row in csv.DictReader(file)]
+    except (OSError, csv.Error, LookupError, TypeError, ValueError) as error:
+        raise ConfigError("record", path, f"a record of compilations ({shown(error)})") from error
 
 
 def _read(row: Mapping[str, str]) -> Recorded:

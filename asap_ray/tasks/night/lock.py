@@ -22,6 +22,8 @@ from asap_ray.errors import ConfigError
 
 NAME = "night.lock"
 BEAT_S = 20.0
+LONGEST = 4096
+"""Characters of the file that are read; an owner writes a hundred."""
 STALE_S = 180.0
 """A file so old is nobody's: its owner has missed nine beats."""
 _HELD = set[str]()
@@ -75,8 +77,9 @@ def _made(path: Path, mine: Mapping[str, Any]) -> bool:
 
 def _owner(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        with path.open(encoding="utf-8") as file:
+            found = json.loads(file.read(LONGEST))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
