@@ -171,8 +171,8 @@ def _programs() -> tuple[Any, ...]:
 
 
 _STABLE = (
-    "module @jit_f { func.func public @main(%arg0: tensor<4xf32>) -> tensor<4xf32> { stablehlo.custom_call "
-    '@tpu_custom_call(%arg0) {backend_config = "{\\22custom_call_config\\22: {\\22body\\22: \\22TUzvUgFNTElSMjA=\\22}}"} } }'
+    "module @jit_f { func.func public @main(%arg0: tensor<4xf32>) -> tensor<4xf32> { stablehlo.custom_call @f(%arg0) "
+    '{backend_config = "{\\22custom_call_config\\22: {\\22body\\22: \\22TUzvUgFNTElSMjA=\\22}}"} } }'
 )
 _PAGES = [
     {"p": {"device_duty_cycle_percent": "55%"}, "cols": [{"id": "bound_by"}], "rows": [{"c": [{"v": "HBM"}]}]},

@@ -39,7 +39,7 @@ COMMANDS = (
     "+model=tiny hardware=v5e-4 stack=maxtext tiers=[roofline,compile] agents=auto seed=0 run_dir=run output=json",
     "task=compare compare.seeds=2 compare.tables=[a.parquet,b.csv] compare.methods=[random,tpe] search=tpe",
     "+scenario=asap_compute space.fix={tensor: 8} space.forbid=[{pipeline: 2},{remat: [full,none]}] budget.trials=9",
-    "+model=tiny hardware=local command.args=[a,--b] llm.prices={m: [1,2]} llm.base_url=http://localhost:8000/v1 plan=x",
+    "+model=tiny hardware=local command.args=[a,--b] llm.prices={m: [1,2]} llm.base_url=http://localhost:8000 plan=x",
     "task=nightly nightly=small nightly.webhook_hosts=[a.example] budget.minutes=5 config_dir=. ray.address=auto",
     "task=launch launch.target=slurm launch.schedule=0 1 * * * launch.options=[--x=1] +model=tiny hardware=h100x8",
 )
