@@ -9,6 +9,7 @@ import numpy as np
 
 from asap_ray.agents.brief import Brief
 from asap_ray.agents.proposal import Proposal
+from asap_ray.agents.verifier import row_of
 from asap_ray.plan import Plan
 
 NEAR = 1.05
@@ -16,9 +17,11 @@ NEAR = 1.05
 
 
 def gamble(brief: Brief, proposal: Proposal) -> bool:
-    """Whether a plan is expected to be clearly slower than another that is open: by all that trials have taught."""
+    """Whether a plan is expected to be clearly slower than another that is open: by all that trials have taught, and
+    whatever its author expects."""
+    row = row_of(brief.pool, proposal.plan)
     best = float(np.min(brief.expected_s[brief.open], initial=math.inf))
-    return not proposal.expected_s <= NEAR * best
+    return row is None or not brief.expected_s[row] <= NEAR * best
 
 
 def wasted(brief: Brief, gambles: AbstractSet[Plan], share: float, width: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from asap_ray.agents.brief import Brain
 from asap_ray.agents.learned import Policy, Weights, read_weights
 from asap_ray.agents.playbook import Playbook
+from asap_ray.agents.trusted import Trusted
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.knowledge import Card, load_cards
@@ -26,11 +27,10 @@ def rules_of(config: Config) -> Brain:
     Raises:
         ConfigError: a card or the file of `agents.policy` cannot be read.
     """
-    if config.agents.brain == "policy":
-        found = _weights(_path(config))
-        if isinstance(found, Weights):
-            return Policy(weights=found)
-    return Playbook(cards=cards_of(config))
+    rules = Playbook(cards=cards_of(config))
+    if config.agents.brain == "policy" and isinstance(found := _weights(_path(config)), Weights):
+        return Trusted(inner=Policy(weights=found), rules=rules, share=config.search.share)
+    return rules
 
 
 def cards_of(config: Config) -> tuple[Card, ...]:

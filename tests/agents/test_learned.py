@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from asap_ray.agents import learned
-from asap_ray.agents.coordinator import Coordinator
+from asap_ray.agents.brief import Brief
+from asap_ray.agents.coordinator import Coordinator, Rules
 from asap_ray.agents.features import FEATURES, VERSION, features_of, state_of
 from asap_ray.agents.learned import ARRAYS, MOST, Origin, Policy, Weights, read_weights
-from asap_ray.agents.playbook import open_rows
+from asap_ray.agents.playbook import Playbook, open_rows
+from asap_ray.agents.trusted import Trusted
 from asap_ray.search.pool import Pool
 from asap_ray.search.study import Study
 from tests.agents.doubles import Double, play, slow_link, small_pool
@@ -113,6 +115,32 @@ def test_a_refused_proposal_is_replaced_by_the_next_of_the_ranking() -> None:
     again = agents.brain.revise(agents.brief(), first, "no", [])
     assert again is not None
     assert again.plan == second.plan
+
+
+class Contrary(Policy):
+    """A policy that was taught the wrong way round: the slowest plans come first."""
+
+    def corrected(self, brief: Brief) -> Brief:
+        return replace(brief, expected_s=1.0 / brief.expected_s)
+
+
+def test_a_policy_whose_gambles_come_to_nothing_loses_its_turn_to_the_playbook() -> None:
+    pool = small_pool()
+    brain = Trusted(inner=Contrary(weights=weights_of()), rules=Playbook(cards=()), share=0.0)
+    agents = Coordinator(pool=pool, brain=brain, study=Study(pool, "random", 0), rules=Rules(share=0.0))
+    slow = float(np.median(pool.step_s))
+    double = Double(pool, too_big=lambda plan: bool(pool.step_s[pool.row(plan)] > slow))
+    authors = [each.candidate.author for each in play(agents, double, rounds=3)]
+    assert authors == ["policy"] * 3 + ["playbook"] * 6  # one round may be lost
+    assert agents.brain.name == "policy"
+
+
+def test_a_policy_that_goes_with_the_roofline_keeps_its_turn() -> None:
+    pool = small_pool()
+    brain = Trusted(inner=Policy(weights=weights_of()), rules=Playbook(cards=()), share=0.0)
+    agents = Coordinator(pool=pool, brain=brain, study=Study(pool, "random", 0), rules=Rules(share=0.0))
+    double = Double(pool, too_big=lambda plan: plan.axes["tensor"] > 1)
+    assert {each.candidate.author for each in play(agents, double, rounds=3)} == {"policy"}
 
 
 def test_weights_are_read_as_they_were_written(tmp_path: Path) -> None:
