@@ -76,11 +76,17 @@ def setting_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     return dict(sorted((ours | theirs).items()))
 
 
+def own_files(config_dir: str) -> list[Path]:
+    """The settings files of a user's own folder, laid out as `conf/`: what lies deeper is none, such as of a project
+    that has its settings at its root."""
+    return sorted(path for form in ("*.yaml", "*/*.yaml") for path in Path(config_dir).glob(form))
+
+
 @lru_cache(maxsize=8)
 def _check_files(config_dir: str) -> None:
     # Aliases can make a few lines stand for more than any memory holds, and no setting needs one. Hydra reads some of
     # these files itself, so what it would not survive is refused before.
-    for path in sorted(Path(config_dir).rglob("*.yaml")):
+    for path in own_files(config_dir):
         try:
             _check_shape(path)
         except ConfigError:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from asap_ray.config import Config
+from asap_ray.settings import data_dir
 
 TINY = "+model=tiny"
 
@@ -343,3 +344,14 @@ def test_yaml_that_stands_for_more_than_memory_holds_is_refused(command, tmp_pat
 
 def test_help_says_which_model_a_short_name_is(command) -> None:
     assert "llama405b (= llama3_1_405b)" in command("--help").out
+
+
+def test_a_project_may_have_its_settings_at_its_root(configured, tmp_path: Path) -> None:
+    """What lies deeper in it is not settings: other YAML files are none of ours, and may be as they like."""
+    (tmp_path / "stack").mkdir()
+    stack = (data_dir("conf") / "stack" / "ours.yaml").read_text()
+    (tmp_path / "stack" / "mine.yaml").write_text(stack.replace("name: ours", "name: mine", 1))
+    (tmp_path / "charts" / "templates").mkdir(parents=True)
+    (tmp_path / "charts" / "templates" / "x.yaml").write_text("a: &a [1]\nb: *a\n")
+    (config,) = configured(TINY, "stack=mine", "--config-dir", str(tmp_path))
+    assert config.stack_name == "mine"

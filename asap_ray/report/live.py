@@ -79,7 +79,7 @@ class Live:
         if found.estimate is None:
             return f"{head}{NOT_COMPILED[found.status]}, {why(tried)}; {found.plan.line}"
         now, before = found.estimate.step_time_s, tried.roofline.step_time_s
-        step = f"{units.seconds(now)} ({100 * (now / before - 1):+.1f}%)"
+        step = f"{units.seconds(now)} ({100 * (now / before - 1):+.1f}% on the roofline)"
         memory = units.gigabytes(found.hbm_bytes)
         return f"{head}step {step}, {memory}, best so far {units.seconds(self._best_s)}; {found.plan.line}"
 

@@ -66,12 +66,14 @@ def open_run(config: Config) -> Ledger:
     """Make the run directory and open its ledger, to be its one writer.
 
     Raises:
-        ConfigError: the directory cannot be made or written to, or another command writes there now.
+        ConfigError: the directory cannot be made or written to, another command writes there now, or its events.jsonl
+            is none of ours.
     """
     try:
         config.run_path.mkdir(parents=True, exist_ok=True)
         ledger = Ledger(config.run_path)
         ledger.claim()
+        next(ledger.events(), None)  # what another program has written there is no record to go on with
         return ledger
     except OSError as error:
         raise _not_written(config, error) from error

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, ConfigError
-from asap_ray.settings import data_dir
+from asap_ray.settings import data_dir, own_files
 
 INPUTS = "inputs"
 FILES = ("model.hf_config", "baseline", "command.script", "agents.policy")
@@ -52,7 +52,7 @@ def shipped_words(config: Config) -> tuple[tuple[str, ...], dict[str, bytes]]:
 
 def _shipped(config: Config, key: str, value: str, word: str, files: dict[str, bytes]) -> str:
     if key == "config_dir" and config.config_dir is not None:
-        for path in sorted(Path(config.config_dir).rglob("*.yaml")):
+        for path in own_files(config.config_dir):
             files[f"conf/{path.relative_to(config.config_dir)}"] = _read(key, path)
         return f"config_dir={INPUTS}/conf"
     path = Path(os.path.expanduser(value.strip("'\"")))

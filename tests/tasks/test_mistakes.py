@@ -312,3 +312,11 @@ def test_trials_that_another_version_has_written_end_in_one_line(command, preten
     for line in (one_line(command(*words)), one_line(command("task=show", "run_dir=run"))):
         assert line.startswith("run_dir=")
         assert f"'{change[0]}'" in line, line
+
+
+def test_what_another_program_has_written_is_no_run_to_go_on_with(command: Any) -> None:
+    Path("run").mkdir()
+    Path("run/events.jsonl").write_bytes(b"\x00\xff garbage\n{}\n")
+    line = one_line(command("+model=tiny", "hardware=v5e-4", "tiers=roofline", "run_dir=run"))
+    assert "events.jsonl this version has written (line 1 is no event)" in line
+    assert [path.name for path in Path("run").iterdir()] == ["events.jsonl"]
