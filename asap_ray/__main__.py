@@ -82,9 +82,9 @@ def _run(args: argparse.Namespace) -> int:
         print(f"asap-ray {__version__}")
         return 0
     if args.help:
-        from asap_ray.usage import help_text
+        from asap_ray.usage import help_text, key_text
 
-        print(help_text(args.config_dir))
+        print(key_text(args.words) if args.words else help_text(args.config_dir))
         return 0
     _check_working_directory()
     from asap_ray.overrides import configure, jobs

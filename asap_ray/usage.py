@@ -1,15 +1,19 @@
-"""The text of --help: written from the settings and the configuration, so that it cannot fall behind them."""
+"""The text of --help: written from the settings and the configuration, so that it cannot fall behind them.
+
+The site's reference (docs/hooks/reference.py) is written from the same rows.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from asap_ray.checks.keys import NAMES, TASKS, spoken
+from asap_ray.checks.keys import LIMITS, NAMES, POSITIVE, TASKS, range_text, spoken
 from asap_ray.config import Config
+from asap_ray.errors import AsapError, nearest
 from asap_ray.settings import load_group, setting_files
 
 HEAD = """\
@@ -18,6 +22,7 @@ usage: asap-ray [task=NAME] +model=NAME [key=value ...] [--config-dir DIR] [--cf
 
 Find the parallel plan with the shortest training step that fits in memory, prove it, and say why. No chip is needed."""
 FLAGS = """\
+  --help KEY         only that key, or all keys below it: --help budget
   --config-dir DIR   a folder of your own laid out as conf/: model/, stack/, hardware/, xla/
   --cfg job          print the configuration and stop
   -m, --multirun     one job for each value of a key given as a,b,c
@@ -47,11 +52,34 @@ def help_text(config_dir: str | None = None) -> str:
         "stacks (stack=NAME):\n" + _names("stack", config_dir),
         "matrices of task=nightly (nightly=NAME):\n" + _table(_about("nightly", config_dir)),
         "bundles of compiler flags (compile.xla=NAME, or a list in brackets):\n" + _table(_about("xla", config_dir)),
-        "keys and defaults:\n" + _table((f"{key}={default}", text) for key, default, text in _keys()),
+        "keys and defaults:\n" + _table(_in_a_line(each) for each in keys()),
         "flags:\n" + FLAGS,
         "examples:\n" + EXAMPLES,
     )
     return "\n\n".join(parts)
+
+
+def key_text(names: Sequence[str]) -> str:
+    """What --help prints of single keys, or of all keys below a name such as `budget`.
+
+    Raises:
+        AsapError: there is no key of that name.
+    """
+    every = list(keys())
+    found = {name: [key for key in every if key.is_of(name)] for name in names}
+    if wrong := next((name for name in names if not found[name]), None):
+        hint = nearest(wrong, [key.name for key in every])
+        raise AsapError(f"--help {wrong}: {hint}allowed: a key, or the first part of one; --help lists all")
+    return "\n".join(_told(key) for name in names for key in found[name])
+
+
+def _in_a_line(key: Key) -> tuple[str, str]:
+    return f"{key.name}={key.default}", f"{key.help} ({key.allowed})" if key.allowed else key.help
+
+
+def _told(key: Key) -> str:
+    allowed = [f"  allowed: {key.allowed}"] if key.allowed else []
+    return "\n".join([f"{key.name}={key.default} ({key.type})", f"  {key.help}", *allowed])
 
 
 def _models(config_dir: str | None) -> str:
@@ -93,22 +121,59 @@ def _slices(config_dir: str | None) -> str:
     return "\n".join((_table(forms), *wrapped))
 
 
-def _keys(owner: Any = Config, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Key, default and meaning of every key that does something in this version."""
+class Key(NamedTuple):
+    """What is told of one key; `name` is as the command line has it (`search` for the path `search.method`), and
+    `allowed` is empty where any value of the type may be tried."""
+
+    path: str
+    name: str
+    type: str
+    default: str
+    allowed: str
+    help: str
+
+    def is_of(self, name: str) -> bool:
+        """Whether this is the key of that name, or one below it."""
+        return name in (self.path, self.name) or self.path.startswith(f"{name}.")
+
+
+TYPES = {
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "bool": "true or false",
+    "list[str]": "list",
+    "list[dict[str, Any]]": "list of mappings",
+    "dict[str, Any]": "mapping",
+}
+"""Types of the configuration as they are told; `| None` is seen by the default, null."""
+
+
+def keys(owner: Any = Config, prefix: str = "") -> Iterator[Key]:
+    """Every key of the command line, in the order of the configuration; models, stacks and scenarios are names."""
     for field in dataclasses.fields(owner):
         key, factory = prefix + field.name, field.default_factory
         if owner is Config and field.name == "words":
             continue
         if "help" not in field.metadata:
             assert isinstance(factory, type)
-            yield from _keys(factory, f"{key}.")
+            yield from keys(factory, f"{key}.")
         elif key not in ("model", "stack", "scenario"):
             default = factory() if factory is not dataclasses.MISSING else field.default
-            names = f" ({', '.join(NAMES[key])})" if key in NAMES else ""
-            yield spoken(key), _written(default), field.metadata["help"] + names
+            kind = TYPES[str(field.type).removesuffix(" | None")]
+            yield Key(key, spoken(key), kind, _written(default), _allowed(key), field.metadata["help"])
+
+
+def _allowed(key: str) -> str:
+    if key in NAMES:
+        return ", ".join(NAMES[key])
+    return range_text(key) if key in LIMITS else "above 0" if key in POSITIVE else ""
 
 
 def _written(default: Any) -> str:
+    """A default as it would be typed."""
     if isinstance(default, list):
-        return default[0] if len(default) == 1 else "[]"
-    return "null" if default is None else str(default)
+        return str(default[0]) if len(default) == 1 else f"[{','.join(map(str, default))}]"
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    return f"{default:g}" if isinstance(default, float) else str(default)

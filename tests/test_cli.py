@@ -213,7 +213,7 @@ def test_help_lists_tasks_models_slices_and_keys(command, flag: str) -> None:
         "megatron",
         "scheduler_memory",
         "budget.compile=null",
-        "compile.timeout_s=900.0",
+        "compile.timeout_s=900",
     ):
         assert name in ended.out
     assert "workload.seq_len=null" in ended.out

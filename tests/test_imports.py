@@ -12,68 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from docs.hooks.layers import read_layers
+
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "asap_ray"
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 
-# Lowest first; a layer may import itself and whatever stands above it in this list (lower in the design).
-CHAIN = {
-    "errors": ("errors", "__init__"),
-    "values": (
-        "workload",
-        "chip",
-        "architecture",
-        "layers",
-        "hardware",
-        "topology",
-        "rates",
-        "plan",
-        "problem",
-        "recipe",
-        "genes",
-        "rules",
-        "stack",
-        "step_times",
-        "redaction",
-    ),
-    "space": ("space", "meshes", "narrowing", "duplicates"),
-    "physics": (
-        *("physics", "diagnosis", "observation", "profile", "certificate"),
-        *("accuracy", "comparison", "ranked", "validation"),
-    ),
-    "readers": ("compiler", "trainer", "training", "profile.xplane", "profile.xprof"),
-    "tiers": ("tiers",),
-    "executor": ("executor",),
-    "search": ("search",),
-    "agents": ("agents",),
-}
-# Beside the chain: what each may import of the package, itself always included.
-VALUES = {"errors", "values"}
-PURE = VALUES | {"space", "physics"}
-BESIDE = {
-    "stores": (("knowledge", "ledger", "cases", "memory", "recall", "words"), VALUES | {"physics", "settings"}),
-    "interchange": (("interchange",), PURE),
-    "fitting": (("fitting",), PURE | {"interchange", "tiers", "executor"}),
-    "contest": (("contest",), {*CHAIN, "stores", "settings"}),
-    "report": (("report",), PURE | {"stores", "interchange", "fitting", "tiers", "contest"}),
-    "launch": (("launch",), {"errors", "values"}),
-    "config": (("config",), {"errors"}),
-    "settings": (("settings",), {"errors"}),
-    "border": (("checks", "overrides", "usage"), VALUES | {"config", "settings"}),
-    "tasks": (
-        ("tasks",),
-        {*CHAIN, "stores", "interchange", "fitting", "contest", "report", "launch", "config", "settings"},
-    ),
-    "entry": (("__main__",), {"errors", "config", "border", "tasks"}),
-}
-LAYER_OF = {name: layer for layer, names in CHAIN.items() for name in names} | {
-    name: layer for layer, (names, _) in BESIDE.items() for name in names
-}
-ALLOWED = {layer: set(list(CHAIN)[: index + 1]) for index, layer in enumerate(CHAIN)} | {
-    layer: below | {layer} for layer, (_, below) in BESIDE.items()
-}
-ALLOWED["agents"] |= {"stores"}  # cards are what agents reason by
-ALLOWED["unknown"] = set(ALLOWED)
+LAYERS = read_layers((TESTS.parent / "docs" / "architecture.md").read_text(encoding="utf-8"))
+LAYER_OF = {name: layer.name for layer in LAYERS for name in layer.modules}
+ALLOWED = {layer.name: {layer.name, *layer.imports} for layer in LAYERS} | {"unknown": {layer.name for layer in LAYERS}}
+PURE = {"errors", "values", "space", "physics"}
 
 # fmt: off
 IMPURE = {
@@ -128,8 +76,22 @@ def own(module: str) -> set[str]:
     return found - {module}
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {name for name in MODULES if name.split(".")[0] not in LAYER_OF} == set()
+def test_every_module_has_one_layer_on_the_page_and_every_one_there_exists() -> None:
+    assert {name for name in MODULES if layer_of(name) == "unknown"} == set()
+    named = [name for layer in LAYERS for name in layer.modules]
+    assert sorted(named) == sorted(set(named))
+    tops = {part for name in MODULES for part in (name, name.split(".")[0])}
+    assert set(named) - tops == set()
+    assert all(layer.modules for layer in LAYERS)
+
+
+def test_every_arrow_of_the_page_is_an_import() -> None:
+    real = {(layer_of(module), layer_of(name)) for module in MODULES for name in own(module)}
+    assert {(layer.name, other) for layer in LAYERS for other in layer.imports} == {(a, b) for a, b in real if a != b}
+
+
+def test_layers_have_no_cycle() -> None:
+    assert list(graphlib.TopologicalSorter({layer.name: layer.imports for layer in LAYERS}).static_order())
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -68,7 +68,7 @@ def _of_run(config: Config) -> tuple[Problem, Estimate | None]:
     """What the last run of a directory worked on, and the best plan that it has found, if it has one."""
     wanted = f"a directory with a run in it, its {NAME}"
     try:
-        last = record.last_run(list(Ledger(config.run_path).events()))
+        last = record.last_job(list(Ledger(config.run_path).events()))
     except (OSError, ValueError) as error:
         raise ConfigError("run_dir", config.run_path, f"{wanted}, but: {error}") from error
     if not any(event["kind"] == "swept" for event in last):

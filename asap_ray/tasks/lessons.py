@@ -112,7 +112,7 @@ def lessons_of_runs(ledgers: Iterable[Ledger]) -> list[Lesson]:
         run_dir = ledger.path.parent
         events = list(ledger.events())
         with ledger.understood():
-            last = record.last_run(events)
+            last = record.last_job(events)
             trials = [record.read_tried(each) for each in last if each["kind"] == "tried" and "trial" in each]
             for problem, where in problems_of(last, run_dir):
                 told = _Told(problem, str(run_dir))

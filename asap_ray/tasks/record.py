@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,13 @@ def last_run(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]
     """The events of the last run that a ledger holds: a command that was started again writes on in the same file."""
     first = max((i for i, event in enumerate(events) if event["kind"] == "start"), default=len(events))
     return events[first:]
+
+
+def last_job(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The last run that explained no plan: what was found is of the run before. No events where there is none."""
+    starts = [i for i, event in enumerate(events) if event["kind"] == "start"]
+    runs = [events[a:b] for a, b in pairwise([*starts, len(events)])]
+    return next((run for run in reversed(runs) if run[0].get("task") != "explain"), ())
 
 
 def answer_so_far(run: Sequence[Mapping[str, Any]], run_dir: Path) -> Answer:

@@ -96,7 +96,7 @@ def cases_of(events: Events) -> list[Case]:
     Raises:
         LookupError, TypeError, ValueError: an event is not one of this version.
     """
-    run = record.last_run(events)
+    run = record.last_job(events)
     tried = [record.read_tried(event) for event in run if event["kind"] == "tried" and "trial" in event]
     if not tried:
         return []

@@ -103,7 +103,7 @@ def steps_of(ledger: Ledger) -> list[Step]:
     """
     events = list(ledger.events())
     with ledger.understood():
-        last = record.last_run(events)
+        last = record.last_job(events)
         found = [
             each
             for problem, where in problems_of(last, ledger.path.parent)

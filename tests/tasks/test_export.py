@@ -32,6 +32,13 @@ def test_the_best_plan_is_written_again(command, tuned: str) -> None:
     assert {path.name: path.read_text() for path in Path("run/plans").iterdir()} == before
 
 
+def test_the_best_plan_is_that_of_the_run_although_a_plan_was_explained_there_since(command, tuned: str) -> None:
+    job = ("+model=tiny", "hardware=h100x4", "stack=megatron", "run_dir=run")
+    assert command("task=explain", *job, "plan=data=4 micro_batch=8 accumulation=1 remat=full").status == 0
+    ended = command("task=export", "run_dir=run", "output=json")
+    assert (ended.status, json.loads(ended.out)["plan"]) == (0, tuned)
+
+
 def test_another_plan_is_written_for_one_trainer(command, tuned: str) -> None:
     line = "data=2 tensor=2 micro_batch=4 accumulation=4 zero=1 remat=full"
     ended = command("task=export", "run_dir=run", f"plan={line}", "to=megatron", "output=plain")
