@@ -91,7 +91,7 @@ def time_chart(answer: SliceAnswer) -> dict[str, Any]:
             tooltip=[alt.Tooltip("line:N", title="plan"), alt.Tooltip("text:N", title="floor")],
         )
     )
-    return finish(bars + marks, height={"step": ROW_HEIGHT})
+    return finish(bars + marks, height=ROW_HEIGHT * len(plans))
 
 
 def memory_chart(answer: SliceAnswer) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def memory_chart(answer: SliceAnswer) -> dict[str, Any]:
         .encode(y=alt.Y("plan:N", sort=None), x="end:Q", text="text:N")
     )
     bars = _bars(rows, palette, "GB on a device", end)
-    return finish(alt.layer(bars, rule, *([beyond] if cut else [])), height={"step": ROW_HEIGHT})
+    return finish(alt.layer(bars, rule, *([beyond] if cut else [])), height=ROW_HEIGHT * len(named))
 
 
 def _part_rows(

@@ -24,12 +24,13 @@ def curves(answer: ComparisonAnswer, grounds: Sequence[Named]) -> dict[str, Any]
     """Mean regret over grounds by method, with the bootstrap's 95% band."""
     import altair as alt
 
-    names = [each.name for each in answer.methods if any(one.method == each.name for one in answer.played)]
+    palette = method_colours(answer)
+    names = list(palette)
     rows = [row for name in names for row in curve_rows(answer, name, grounds)]
-    colours = alt.Scale(domain=names, range=[SERIES[i % len(SERIES)] for i in range(len(names))])
-    legend = alt.Legend(title=None, orient="bottom", columns=4, labelLimit=0, symbolOpacity=1.0)
-    colour = alt.Color("method:N", scale=colours, legend=legend)
-    picked = alt.selection_point(fields=["method"], bind="legend")
+    colours = alt.Scale(domain=names, range=list(palette.values()))
+    colour = alt.Color("method:N", scale=colours, legend=None)
+    choose = alt.binding_select(options=[None, *names], labels=["all", *names], name="show ")
+    picked = alt.selection_point(fields=["method"], bind=choose)
     base = alt.Chart(alt.Data(values=finite(rows)))
     x = alt.X("trials:Q", title="trials", axis=alt.Axis(tickMinStep=1, format="d"))
     scale = alt.Scale(type="log", nice=False)
@@ -39,9 +40,15 @@ def curves(answer: ComparisonAnswer, grounds: Sequence[Named]) -> dict[str, Any]
     shown = {"opacity": alt.condition(picked, alt.value(1.0), alt.value(0.08))}
     faint = {"opacity": alt.condition(picked, alt.value(0.15), alt.value(0.0))}
     line = base.mark_line(strokeWidth=2, point=True).encode(x=x, y=y, color=colour, tooltip=tooltip, **shown)
-    low, shade = alt.Y("low:Q", scale=scale), alt.Color("method:N", scale=colours, legend=None)
-    band = base.mark_area().encode(x=x, y=low, y2="high:Q", color=shade, **faint)
+    low = alt.Y("low:Q", scale=scale)
+    band = base.mark_area().encode(x=x, y=low, y2="high:Q", color=colour, **faint)
     return finish(alt.layer(band, line.add_params(picked)), height=360)
+
+
+def method_colours(answer: ComparisonAnswer) -> dict[str, str]:
+    """Name and colour of each method that was played, for a legend."""
+    names = [each.name for each in answer.methods if any(one.method == each.name for one in answer.played)]
+    return {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
 
 
 def curve_rows(answer: ComparisonAnswer, method: str, grounds: Sequence[Named]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from asap_ray.contest.ground import Named
 from asap_ray.contest.play import Played
 from asap_ray.report import units
 from asap_ray.report.comparison import ComparisonAnswer, by_source
-from asap_ray.report.comparison_chart import curves
+from asap_ray.report.comparison_chart import curves, method_colours
 from asap_ray.report.comparison_outline import (
     NEVER,
     agents_in,
@@ -39,6 +39,7 @@ def comparison_page(answer: ComparisonAnswer, fields: Mapping[str, Any]) -> str:
         ground_facts=ground_facts(answer, fields),
         methods=method_grid(fields["methods"]),
         about=[(name, each["about"]) for name, each in fields["methods"].items()],
+        colours=method_colours(answer),
         winner=leader_words(fields),
         pairs=[(name, pair_grid(fields["pairs"], name)) for name in agents],
         off=[(name, pair_grid(fields["pairs_where_roofline_errs"], name)) for name in agents],

@@ -44,8 +44,7 @@ def page(answer: Answer) -> str:
     }
     return template("report.html.j2").render(
         title=f"{answer.model} on {', '.join(one.slice.name for one in slices)}",
-        model=answer.model,
-        workload=sentences.workload_line(answer.workload),
+        lead=sentences.workload_line(answer.workload),
         note=sentences.note(slices),
         ranking=ranking(answer).grid if len(answer.slices) > 1 else None,
         sections=[section(answer, one, str(i), figures.keys()) for i, one in enumerate(slices)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asap_ray.comparison import Compared
 from asap_ray.report import units
@@ -13,8 +13,12 @@ from asap_ray.report.summary import finite
 from asap_ray.report.vega import LIMIT, finish
 from asap_ray.validation import Validation
 
+if TYPE_CHECKING:
+    import altair as alt
+
 MOST_OFF = 100.0
 """Factor at which the picture by group ends; rows further off are drawn at its edge."""
+ROW_HEIGHT = 38
 DASHES = ("circle", "square", "diamond", "triangle-up")
 
 
@@ -28,18 +32,19 @@ def scatter_chart(found: Validation) -> dict[str, Any]:
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
     base = alt.Chart(alt.NamedData(name="plans"))
     tooltip = [alt.Tooltip(f"{name}:N", title=name) for name in columns if name not in ("measured", "predicted")]
+    legend = alt.Legend(title=None, orient="bottom", columns=1, labelLimit=0)
     dots = base.mark_point(size=28, opacity=0.7, strokeWidth=1.2).encode(
         x=alt.X("measured:Q", title="measured step, s", scale=scale),
         y=alt.Y("predicted:Q", title="predicted step, s", scale=scale),
         color=alt.Color(
             "group:N",
             scale=alt.Scale(domain=shown, range=_colours(len(shown))),
-            legend=alt.Legend(title=None, orient="bottom", columns=2, labelLimit=0, columnPadding=60),
+            legend=legend,
         ),
         shape=alt.Shape(
             "group:N",
             scale=alt.Scale(domain=shown, range=[DASHES[i // len(SERIES) % len(DASHES)] for i in range(len(shown))]),
-            legend=None,
+            legend=legend,
         ),
         fill=alt.condition("datum.assumed == 'nothing'", "group:N", alt.value("transparent"), legend=None),
         tooltip=tooltip,
@@ -88,6 +93,14 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def _names_above_rows() -> alt.Axis:
+    """Long names have no room beside the rows of a picture on a phone."""
+    import altair as alt
+
+    inside = {"labelAlign": "left", "labelPadding": -2, "labelOffset": -14, "labelLimit": 0}
+    return alt.Axis(**inside, ticks=False, domain=False)
+
+
 def ratio_chart(found: Validation) -> dict[str, Any]:
     """Predicted over measured in each group: every row as a tick, with the median and the middle half."""
     import altair as alt
@@ -103,12 +116,14 @@ def ratio_chart(found: Validation) -> dict[str, Any]:
     x = alt.X(
         "ratio:Q", title="predicted over measured", scale=alt.Scale(type="log", domain=[1 / edge, edge], nice=False)
     )
-    y = alt.Y("group:N", title=None, sort=order, axis=alt.Axis(labelLimit=0, minExtent=240))
+    y = alt.Y("group:N", title=None, sort=order, axis=_names_above_rows())
     base = alt.Chart(alt.NamedData(name="plans"))
-    ticks = base.mark_tick(opacity=0.25, color=SERIES[0], thickness=1).encode(x=x, y=y)
+    ticks = base.mark_tick(size=12, opacity=0.25, color=SERIES[0], thickness=1).encode(x=x, y=y)
     half = base.mark_rule(size=4, color=SERIES[1], strokeWidth=4, opacity=0.8).encode(
         x=alt.X("q1(ratio):Q", title="predicted over measured"), x2="q3(ratio):Q", y=y
     )
     middle = base.mark_point(filled=True, color=SERIES[1], size=90, opacity=1).encode(x="median(ratio):Q", y=y)
     one = alt.Chart(alt.Data(values=[{"ratio": 1.0}])).mark_rule(color=LIMIT).encode(x="ratio:Q")
-    return finish(alt.layer(ticks, half, middle, one), height=alt.Step(24)) | {"usermeta": {"columns": columns}}
+    return finish(alt.layer(ticks, half, middle, one), height=ROW_HEIGHT * len(order)) | {
+        "usermeta": {"columns": columns}
+    }

@@ -36,6 +36,10 @@ def tried(factory: Any, number: int, line: str, step: float | None, author: str)
 
 @pytest.fixture
 def searched(factory: Any) -> SliceAnswer:
+    return make_searched(factory)
+
+
+def make_searched(factory: Any) -> SliceAnswer:
     """Two rounds on one slice, with one of everything that can be decided."""
     trials = tuple(
         tried(factory, number, factory.lines[number], step, author)

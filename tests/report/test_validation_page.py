@@ -37,6 +37,11 @@ def answer(*rows, unmapped: dict[str, int] | None = None) -> ValidationAnswer:
 
 @pytest.fixture(scope="module")
 def drawn() -> str:
+    return draw()
+
+
+def draw() -> str:
+    """A page with thirty rows that are far off, one of another group, and one that ran out of memory."""
     rows = [
         make_compared(2.0 + i, 1.0, id=f"run-{i}", plan=Plan(micro_batch=i + 1), ranks=("a workload",))
         for i in range(30)
@@ -50,7 +55,7 @@ def test_page_is_whole_offline(drawn: str) -> None:
     elements = Elements(drawn)
     assert "default-src 'none'" in drawn
     assert "link" not in elements.names
-    assert all(name not in ("src", "href") for name, _ in elements.attributes)
+    assert all(value.startswith("#") for name, value in elements.attributes if value and name in ("src", "href"))
 
 
 def test_page_holds_figures_and_the_worst_rows(drawn: str) -> None:
