@@ -88,7 +88,8 @@ class BudgetConfig:
         default=None,
         metadata=_help(
             "wall-clock minutes after which nothing more is tried, of all runs in one run_dir together; null is "
-            f"{AUTO_MINUTES:g} where tiers is auto and no other budget is given"
+            f"{AUTO_MINUTES:g} where tiers is auto and no other budget is given; task=compare shares them among its "
+            "searches, and has no limit of its own"
         ),
     )
     chip_hours: float | None = field(default=None, metadata=_help("chip hours at most; compiling takes none"))
@@ -522,7 +523,8 @@ class Config:
     def minutes(self) -> float | None:
         """Minutes that a search may take; None is no limit."""
         alone = "compile" not in self.tiers and not self.measures and self.budget == BudgetConfig()
-        return AUTO_MINUTES if alone else self.budget.minutes
+        searches = self.task != "compare"  # of which each has so many trials, and none may go without
+        return AUTO_MINUTES if alone and searches else self.budget.minutes
 
     @property
     def model_name(self) -> str:

@@ -157,14 +157,15 @@ class Match:
         pool = pool_for(self.setting.tiers[0], self.setting.spaces[0], tiers, where)
         if not len(pool):
             raise ConfigError("space.fix", config.space.fix, "a space in which a plan fits and has a program")
-        if config.minutes:
-            self.clock.limit_s = 60.0 * config.minutes
-        self.clock.start()
+        total, clock = 60.0 * config.minutes if config.minutes else float("inf"), self.clock
+        clock.start()
         found, field_ = [], _unknown(pool)
-        for method in self.methods:
-            for seed in seeds_of(method, config.compare.seeds or SEEDS):
-                self.recorder.say(f"{method.name}, seed {config.seed + seed}, on {len(pool):,} plans")
-                found.append(self._search(method, config.seed + seed, field_))
+        searches = [(each, seed) for each in self.methods for seed in seeds_of(each, config.compare.seeds or SEEDS)]
+        for place, (method, seed) in enumerate(searches):
+            # As much time for each: what the first do not spend, the others have more.
+            clock.limit_s = clock.spent_s + (total - clock.spent_s) / (len(searches) - place)
+            self.recorder.say(f"{method.name}, seed {config.seed + seed}, on {len(pool):,} plans")
+            found.append(self._search(method, config.seed + seed, field_))
         return found
 
     def _search(self, method: Method, seed: int, field_: Field) -> Searched:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from asap_ray.contest.ground import Field
+from asap_ray.contest.methods import Method
 from asap_ray.contest.play import START_UP_S, STEPS, Played
 from asap_ray.ledger import Ledger
+from asap_ray.overrides import configure
 from asap_ray.report import comparison_files
 from asap_ray.search.protocol import Candidate, Result
 from asap_ray.tasks import compare
-from asap_ray.tasks.comparing_own import Searched, played
+from asap_ray.tasks.comparing_own import Match, Searched, played
 from tests.contest.grounds import small_field
 from tests.executor.at_once import AtOnce
 from tests.tasks.test_validate import GPT, table
@@ -165,6 +168,29 @@ def test_methods_on_the_users_own_workload_share_their_trials(command, pretend, 
     again = command("task=compare", *given, *more)
     assert json.loads(again.out)["methods"] == found["methods"]
     assert len(pretend.compiled) == compiled
+
+
+def test_minutes_are_shared_by_the_searches(command, pretend, monkeypatch) -> None:
+    """Of four minutes each of four searches has one; the second spends half of its own, the third and fourth 5/4."""
+    left: list[float] = []
+
+    def search(match: Match, method: Method, seed: int, field: Field) -> Searched:
+        left.append(match.clock.left_s)
+        match.clock.found_s += left[-1] * (0.5 if len(left) == 2 else 1.0)
+        return Searched(method.name, seed, (), "time is over")
+
+    monkeypatch.setattr(Match, "_search", search)
+    given = ("+model=tiny", "hardware=v5e-4", "workload.global_batch=8", "tiers=[roofline,compile]", "run_dir=run")
+    command(
+        "task=compare", *given, "compare.methods=[greedy,playbook,tpe_seeded]", "compare.seeds=2", "budget.minutes=4"
+    )
+    assert left == pytest.approx([60, 60, 75, 75], abs=0.5)
+
+
+@pytest.mark.parametrize(("words", "minutes"), [((), None), (("budget.minutes=3",), 3.0)])
+def test_a_comparison_has_no_limit_of_time_but_the_users(words: tuple[str, ...], minutes: float | None) -> None:
+    """A search alone ends after five minutes: the first method here would leave the others none."""
+    assert configure(["task=compare", "+model=tiny", "run_dir=run", *words]).minutes == minutes
 
 
 def test_regret_on_ones_own_workload_is_against_the_best_that_any_method_found() -> None:
