@@ -36,7 +36,10 @@ def nearest(given: str, names: Iterable[str]) -> str:
 def shown(value: object, most: int = 160) -> str:
     """A value as a user would type it, fit for a terminal; a long one is cut in the middle, with its length."""
     try:
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, list | tuple):
+            text = f"[{','.join(map(shown, value))}]"
+        else:
+            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     except ValueError:  # str() of an integer of thousands of digits
         text = f"<{type(value).__name__}>"
     text = printable(text)

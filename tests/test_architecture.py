@@ -236,7 +236,7 @@ def test_what_cannot_be_is_refused_with_its_key(make, key):
         ({"attention": {"heads": 8, "head_dim": 8}}, "model.attention.kv_heads=null: allowed: a value; it is missing"),
         ({"attention": {"kind": "mlaa"}}, "did you mean mla?"),
         ({"attention": 5}, "model.attention=5: allowed: a mapping"),
-        ({"experts": [1, 2]}, "model.experts=[1, 2]: allowed: a mapping"),
+        ({"experts": [1, 2]}, "model.experts=[1,2]: allowed: a mapping"),
     ],
 )
 def test_a_mapping_is_refused_with_the_nearest_name(change, text):

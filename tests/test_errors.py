@@ -18,8 +18,9 @@ from asap_ray.errors import ConfigError, shown
         ("\u202eleft", r"\u202eleft"),
         ("ab" * 100, "ab" * 40 + "…" + "ab" * 20 + " (200 characters)"),
         (10**5000, "<int>"),
+        (["a.csv", None, 2], "[a.csv,null,2]"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_value_is_shown_as_typed_escaped_and_cut(given: object, text: str) -> None:
     assert shown(given) == text

@@ -92,7 +92,7 @@ BROKEN = {
     "flag text": (put("uneven_layers", value="no"), "stack.uneven_layers=no", "true, false"),
     "flag number": (put("replicates_kv", value=1), "stack.replicates_kv=1", "true, false"),
     "kernel": (put("attention", value=["flash", "flush"]), "stack.attention=flush", "did you mean flash"),
-    "list in list": (put("attention", value=[["flash"]]), "stack.attention=['flash']", "flash, unfused"),
+    "list in list": (put("attention", value=[["flash"]]), "stack.attention=[flash]", "flash, unfused"),
     "precision": (put("precisions", value=["fp9"]), "stack.precisions=fp9", "did you mean fp"),
     "state text": (put("state", value="adam"), "stack.state=adam", "a mapping of"),
     "state missing": (drop("state", "optimizer"), "stack.state=", "missing: optimizer"),

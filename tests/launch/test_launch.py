@@ -238,7 +238,7 @@ def ray_file(path: str) -> Path:
         (("launch.target=kuberay", *TUNE, "launch.results=here"), "launch.results=here: a path from the root"),
         (("launch.target=kuberay", *TUNE, "launch.hours=1e9"), "launch.hours=1000000000.0: a number above 0, up to"),
         (("launch.target=ray_job", *TUNE, "launch.address=here"), "launch.address=here: an address such as http://"),
-        (("launch.target=slurm", *TUNE, "launch.options=[gpu]"), "launch.options=['gpu']: options as sbatch takes"),
+        (("launch.target=slurm", *TUNE, "launch.options=[gpu]"), "launch.options=[gpu]: options as sbatch takes"),
         (("launch.target=local", "launch.task=calibrate", "tiers=[run]"), "tiers=run: for task=tune"),
         (("launch.target=local", "launch.task=validate", "+model=tiny"), "+model=tiny: not for task=validate"),
         (("launch.target=local", "+model=tiny", "nightly=small"), "nightly=small: only with task=nightly"),
