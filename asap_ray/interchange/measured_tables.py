@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
@@ -24,7 +25,11 @@ VTRAIN_COLUMNS = {
 VTRAIN_NODE = 8
 """GPUs in a node of vTrain's cluster."""
 PARQUET = b"PAR1"
-LARGEST_TABLE_BYTES = 2**30
+LARGEST_TABLE_BYTES = 64 * 2**20
+"""Of a file; the largest public table has half a MB."""
+MOST_CELLS = 2_000_000
+MOST_TEXT_BYTES = 256 * 2**20
+"""Of all cells of a table, which a compressed file can hold in a few KB."""
 ALLOWED = (
     "allowed: Parquet or CSV tables of runs in the columns of knowledge/measured/README.md "
     f"({', '.join(COLUMNS)}, … or {', '.join(VTRAIN)}, …)"
@@ -61,7 +66,8 @@ def _file(key: str, path: str | Path) -> Path:
             raise
         raise ConfigError(key, path, f"cannot be read; {ALLOWED}") from error
     if size == 0 or size > LARGEST_TABLE_BYTES:
-        raise ConfigError(key, path, f"{'is empty' if size == 0 else 'is larger than 1 GiB'}; {ALLOWED}")
+        why = f"is larger than the {LARGEST_TABLE_BYTES:,} bytes that are read" if size else "is empty"
+        raise ConfigError(key, path, f"{why}; {ALLOWED}")
     return where
 
 
@@ -100,16 +106,47 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         is_parquet = file.read(len(PARQUET)) == PARQUET
     if is_parquet:
-        data = parquet.read_table(path)
+        data = _parquet(path)
     else:
         data = csv.read_csv(
             path,
             parse_options=csv.ParseOptions(newlines_in_values=True),
             convert_options=csv.ConvertOptions(strings_can_be_null=True),
         )
+    if data.num_rows * data.num_columns > MOST_CELLS:
+        raise ValueError(f"{data.num_rows * data.num_columns:,} cells, {MOST_CELLS:,} at most are read")
     if len(set(data.column_names)) < data.num_columns:
         raise ValueError("a column is there twice")
     return [_standard(row, path.stem, i + 1) for i, row in enumerate(data.to_pylist())]
+
+
+def _parquet(path: Path) -> pa.Table:
+    """A table that is read only if all that it unpacks to fits well in memory.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is too large.
+    """
+    with parquet.ParquetFile(path) as file:
+        seen = file.metadata
+        chunks = [seen.row_group(i).column(k) for i in range(seen.num_row_groups) for k in range(seen.num_columns)]
+        cells, unpacked = sum(each.num_values for each in chunks), sum(each.total_uncompressed_size for each in chunks)
+        if max(cells, seen.num_rows * seen.num_columns) > MOST_CELLS or unpacked > MOST_TEXT_BYTES:
+            raise ValueError(f"{cells:,} cells of {unpacked:,} bytes; at most {MOST_CELLS:,} are read")
+        texts = [each.path for each in file.schema if each.physical_type == "BYTE_ARRAY"]
+    data = parquet.read_table(path, read_dictionary=[name for name in texts if "." not in name])
+    if sum(map(_text_bytes, data.columns)) > MOST_TEXT_BYTES:
+        raise ValueError(f"more than {MOST_TEXT_BYTES:,} bytes of text")
+    return data
+
+
+def _text_bytes(column: pa.ChunkedArray) -> int:
+    """Bytes of the texts of a column, each as often as it is there."""
+    lengths = 0
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type):
+            each = compute.call_function("binary_length", [chunk.dictionary])
+            lengths += compute.call_function("sum", [each.take(chunk.indices)]).as_py() or 0
+    return lengths
 
 
 def _standard(row: dict[str, Any], table: str, line: int) -> dict[str, Any]:
