@@ -11,11 +11,14 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 from typing import NoReturn
 
 from asap_ray import __version__
 from asap_ray.errors import AsapError
+from asap_ray.redaction import hidden
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,12 +40,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status (0 done, 1 something for the user to change, 2 and up by task)."""
     _open_streams()
+    sys.excepthook = _told
     try:
         status = _run(_parser().parse_intermixed_args(argv))
         sys.stdout.flush()  # here, where an error has a name, and not while the interpreter ends
         return status
     except AsapError as error:
-        print("asap-ray:", " ".join(str(error).split()), file=sys.stderr)
+        print("asap-ray:", hidden(" ".join(str(error).split())), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("asap-ray: interrupted", file=sys.stderr)
@@ -56,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_stdout()
         print(f"asap-ray: what was found cannot be printed: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A fault of the package with its traceback, which must not tell a secret either."""
+    sys.stderr.write(hidden("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _open_streams() -> None:
@@ -96,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.cfg:
         from omegaconf import OmegaConf
 
-        print("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(each)) for each in configs), end="")
+        print(hidden("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(each)) for each in configs)), end="")
         return 0
     return max(importlib.import_module(f"asap_ray.tasks.{each.task}").run(each) for each in configs)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 REDACTED = "[redacted]"
 LEAST = 8
@@ -31,3 +35,18 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Values of the variables that are named as a key, a token, a secret or a password; the longest first."""
     found = {value.strip() for name, value in environ.items() if _NAMED.search(name.upper())}
     return tuple(sorted((each for each in found if len(each) >= LEAST), key=lambda each: (-len(each), each)))
+
+
+def hidden(value: T) -> T:
+    """A text, or plain lists and mappings of texts, without the secrets of this process and what looks like one."""
+    return _hidden(value, secrets_of(os.environ))
+
+
+def _hidden(value: Any, secrets: tuple[str, ...]) -> Any:
+    if isinstance(value, str):
+        return redacted(value, secrets)
+    if isinstance(value, list | tuple):
+        return type(value)(_hidden(each, secrets) for each in value)
+    if isinstance(value, Mapping):
+        return {_hidden(name, secrets): _hidden(each, secrets) for name, each in value.items()}
+    return value

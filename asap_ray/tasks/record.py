@@ -24,6 +24,7 @@ from asap_ray.narrowing import Narrowing
 from asap_ray.observation import read_observation
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan, six
+from asap_ray.redaction import hidden
 from asap_ray.report.answer import Answer, Confirmed, Searched, SliceAnswer, Tried
 from asap_ray.tasks.rounds import recall_of, rounds_of, searches_of
 from asap_ray.tiers.finding import Finding
@@ -36,7 +37,7 @@ def started(ledger: Ledger, config: Config, workload: Workload, command: str, ve
     """A run begins: the command, the whole configuration, and the workload that came of it."""
     job = _job(workload)
     names = {"task": config.task, "model": config.model_name, "stack": config.stack_name, "seed": config.seed}
-    fields = {**names, "command": command, "versions": versions, "config": asdict(config), "workload": job}
+    fields = {**names, "command": command, "versions": versions, "config": hidden(asdict(config)), "workload": job}
     ledger.append("start", fields)
 
 
@@ -53,7 +54,7 @@ def compared(ledger: Ledger, baseline: Estimate) -> None:
 
 def failed(ledger: Ledger, error: AsapError) -> None:
     """The run ends in an error of the user's."""
-    ledger.append("error", {"text": str(error)})
+    ledger.append("error", {"text": hidden(str(error))})
 
 
 def swept(ledger: Ledger, found: SliceAnswer) -> None:

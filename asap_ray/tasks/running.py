@@ -20,6 +20,7 @@ from asap_ray.executor import local
 from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
+from asap_ray.redaction import hidden
 from asap_ray.report.outline import Block
 from asap_ray.report.progress import progress
 from asap_ray.report.terminal import print_blocks
@@ -34,8 +35,8 @@ PRICED_AT_ONCE = 3_000_000
 
 
 def command_line() -> str:
-    """The command as it was typed, for the record."""
-    return shlex.join(["python", "-m", "asap_ray", *sys.argv[1:]])
+    """The command as it was typed, for the record; a secret in it is not."""
+    return shlex.join(["python", "-m", "asap_ray", *hidden(sys.argv[1:])])
 
 
 def versions(*, compiling: bool = False) -> Mapping[str, str]:
@@ -86,7 +87,7 @@ def begin(config: Config) -> Ledger:
         ConfigError: as `open_run`.
     """
     ledger = open_run(config)
-    ledger.append("start", {"task": config.task, "command": command_line(), "config": asdict(config)})
+    ledger.append("start", {"task": config.task, "command": command_line(), "config": hidden(asdict(config))})
     return ledger
 
 

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, ConfigError
+from asap_ray.redaction import hidden
 from asap_ray.settings import data_dir, own_files
 
 INPUTS = "inputs"
@@ -38,7 +39,7 @@ def shipped_words(config: Config) -> tuple[tuple[str, ...], dict[str, bytes]]:
     """The words of the command to launch, and the user's files that they name, by their paths in `inputs/`.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or a word holds a secret.
     """
     files: dict[str, bytes] = {}
     found = [f"task={config.launch.task}"] if config.launch.task != "tune" else []
@@ -46,6 +47,9 @@ def shipped_words(config: Config) -> tuple[tuple[str, ...], dict[str, bytes]]:
         key, _, value = word.lstrip("+").partition("=")
         if key in OURS or key.startswith("launch."):
             continue
+        if hidden(word) != word:
+            allowed = "no secret, which would stand in the files that are written: give it by name, command.env=[NAME]"
+            raise ConfigError(key, "(hidden)", allowed)
         found.append(_shipped(config, key, value, word, files))
     return tuple(found), files
 

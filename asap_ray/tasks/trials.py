@@ -7,7 +7,6 @@ then: so a command that was killed goes on where it was, and one that had spent 
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.recipe import PLAIN, Recipe
-from asap_ray.redaction import redacted, secrets_of
+from asap_ray.redaction import hidden
 from asap_ray.report.answer import Tried
 from asap_ray.tiers.finding import Finding
 from asap_ray.tiers.protocol import Job, Outcome
@@ -262,8 +261,7 @@ def finite(found: Finding) -> Finding:
 
 def without_secrets(found: Finding) -> Finding:
     """The finding, with what a trainer or a compiler wrote free of the secrets of this process."""
-    secrets = secrets_of(os.environ)
-    return replace(found, reason=redacted(found.reason, secrets), output=redacted(found.output, secrets))
+    return replace(found, reason=hidden(found.reason), output=hidden(found.output), facts=hidden(found.facts))
 
 
 def key_of(tried: Tried) -> Key:

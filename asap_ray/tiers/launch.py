@@ -141,6 +141,8 @@ def _ran_in(place: Path, order: Order) -> Ran:
         ended, first_s, reason = _follow(trainer, follower, order, begun)
         status = trainer.end()
     secrets = [value for name in order.pass_env if len(value := os.environ.get(name, "")) > 3]
+    if order.folder:  # else the log goes with its place
+        _scrub(place / "trainer.log", secrets)
     return Ran(
         ended=ended,
         status=status,
@@ -236,6 +238,15 @@ def _clean(line: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
         line = line.replace(secret, "***")
     return printable(line)
+
+
+def _scrub(log: Path, secrets: Sequence[str]) -> None:
+    """Take out of a log that is kept what its trainer was given and has printed."""
+    data = log.read_bytes()
+    if any(secret.encode() in data for secret in secrets):
+        for secret in secrets:
+            data = data.replace(secret.encode(), b"***")
+        log.write_bytes(data)
 
 
 def _trace(folder: Path, pattern: str) -> str:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asap_ray.cases import LONG, clean
 from asap_ray.errors import ConfigError
 from asap_ray.ledger import Ledger
+from asap_ray.redaction import hidden
 from asap_ray.report.answer import Answer, SliceAnswer, Tried
 from asap_ray.report.night import Row
 from asap_ray.report.story import Story
@@ -78,12 +80,12 @@ def lost_words(status: int | None) -> str:
 
 def read_cell(night: str, cell: Cell, folder: Path, attempts: int) -> tuple[Row, list[Tried]]:
     """The row of a cell, from the events of its study, with all of its trials."""
-    plain: dict[str, Any] = {"night": night, "cell": cell.name, "words": cell.words, "attempts": attempts}
+    plain: dict[str, Any] = {"night": night, "cell": cell.name, "words": hidden(cell.words), "attempts": attempts}
     plain |= {"workload": cell.workload, "slice": cell.slice, "stack": cell.stack, "run_dir": str(folder)}
     try:
         events = list(Ledger(folder).events())
         story = story_of(events, folder)
-    except (ConfigError, ValueError, LookupError, TypeError):
+    except (ConfigError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return Row(**plain, ok=False, reason=_last_words(folder)), []
     last = events[-1]
     if last["kind"] != "answer" or story.answer is None:
@@ -132,4 +134,4 @@ def _last_words(folder: Path) -> str:
         lines = (folder / LOG).read_bytes()[-TAIL:].decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1].removeprefix("asap-ray: ") if lines else "it left nothing"
+    return clean(hidden(lines[-1].removeprefix("asap-ray: ")), LONG) if lines else "it left nothing"
