@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where an error has a name, and not while the interpreter ends
         return status
     except AsapError as error:
-        print("asap-ray:", hidden(" ".join(str(error).split())), file=sys.stderr)
+        print("asap-ray:", hidden(" ".join(str(error).split()), os.environ), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("asap-ray: interrupted", file=sys.stderr)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A fault of the package with its traceback, which must not tell a secret either."""
-    sys.stderr.write(hidden("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(hidden("".join(traceback.format_exception(kind, error, trace)), os.environ))
 
 
 def _open_streams() -> None:
@@ -105,7 +105,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.cfg:
         from omegaconf import OmegaConf
 
-        print(hidden("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(each)) for each in configs)), end="")
+        print(
+            hidden("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(each)) for each in configs), os.environ), end=""
+        )
         return 0
     return max(importlib.import_module(f"asap_ray.tasks.{each.task}").run(each) for each in configs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -37,9 +36,9 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted((each for each in found if len(each) >= LEAST), key=lambda each: (-len(each), each)))
 
 
-def hidden(value: T) -> T:
-    """A text, or plain lists and mappings of texts, without the secrets of this process and what looks like one."""
-    return _hidden(value, secrets_of(os.environ))
+def hidden(value: T, environ: Mapping[str, str]) -> T:
+    """A text, or plain lists and mappings of texts, without the secrets of an environment and what looks like one."""
+    return _hidden(value, secrets_of(environ))
 
 
 def _hidden(value: Any, secrets: tuple[str, ...]) -> Any:

@@ -6,6 +6,7 @@ space: the chips and the model with all their figures, what was narrowed and why
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import pairwise
@@ -37,7 +38,13 @@ def started(ledger: Ledger, config: Config, workload: Workload, command: str, ve
     """A run begins: the command, the whole configuration, and the workload that came of it."""
     job = _job(workload)
     names = {"task": config.task, "model": config.model_name, "stack": config.stack_name, "seed": config.seed}
-    fields = {**names, "command": command, "versions": versions, "config": hidden(asdict(config)), "workload": job}
+    fields = {
+        **names,
+        "command": command,
+        "versions": versions,
+        "config": hidden(asdict(config), os.environ),
+        "workload": job,
+    }
     ledger.append("start", fields)
 
 
@@ -54,7 +61,7 @@ def compared(ledger: Ledger, baseline: Estimate) -> None:
 
 def failed(ledger: Ledger, error: AsapError) -> None:
     """The run ends in an error of the user's."""
-    ledger.append("error", {"text": hidden(str(error))})
+    ledger.append("error", {"text": hidden(str(error), os.environ)})
 
 
 def swept(ledger: Ledger, found: SliceAnswer) -> None:

@@ -36,7 +36,7 @@ PRICED_AT_ONCE = 3_000_000
 
 def command_line() -> str:
     """The command as it was typed, for the record; a secret in it is not."""
-    return shlex.join(["python", "-m", "asap_ray", *hidden(sys.argv[1:])])
+    return shlex.join(["python", "-m", "asap_ray", *hidden(sys.argv[1:], os.environ)])
 
 
 def versions(*, compiling: bool = False) -> Mapping[str, str]:
@@ -87,7 +87,9 @@ def begin(config: Config) -> Ledger:
         ConfigError: as `open_run`.
     """
     ledger = open_run(config)
-    ledger.append("start", {"task": config.task, "command": command_line(), "config": hidden(asdict(config))})
+    ledger.append(
+        "start", {"task": config.task, "command": command_line(), "config": hidden(asdict(config), os.environ)}
+    )
     return ledger
 
 

@@ -47,7 +47,7 @@ def shipped_words(config: Config) -> tuple[tuple[str, ...], dict[str, bytes]]:
         key, _, value = word.lstrip("+").partition("=")
         if key in OURS or key.startswith("launch."):
             continue
-        if hidden(word) != word:
+        if hidden(word, os.environ) != word:
             allowed = "no secret, which would stand in the files that are written: give it by name, command.env=[NAME]"
             raise ConfigError(key, "(hidden)", allowed)
         found.append(_shipped(config, key, value, word, files))

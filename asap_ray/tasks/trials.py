@@ -7,6 +7,7 @@ then: so a command that was killed goes on where it was, and one that had spent 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -261,7 +262,12 @@ def finite(found: Finding) -> Finding:
 
 def without_secrets(found: Finding) -> Finding:
     """The finding, with what a trainer or a compiler wrote free of the secrets of this process."""
-    return replace(found, reason=hidden(found.reason), output=hidden(found.output), facts=hidden(found.facts))
+    return replace(
+        found,
+        reason=hidden(found.reason, os.environ),
+        output=hidden(found.output, os.environ),
+        facts=hidden(found.facts, os.environ),
+    )
 
 
 def key_of(tried: Tried) -> Key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -141,4 +142,4 @@ def test_a_traceback_tells_no_secret(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_plain_values_are_gone_through() -> None:
     given = {"a": [KEY, ("x", PLAIN)], TYPED: 1, "n": None}
-    assert hidden(given) == {"a": [REDACTED, ("x", REDACTED)], REDACTED: 1, "n": None}
+    assert hidden(given, os.environ) == {"a": [REDACTED, ("x", REDACTED)], REDACTED: 1, "n": None}

@@ -80,7 +80,12 @@ def lost_words(status: int | None) -> str:
 
 def read_cell(night: str, cell: Cell, folder: Path, attempts: int) -> tuple[Row, list[Tried]]:
     """The row of a cell, from the events of its study, with all of its trials."""
-    plain: dict[str, Any] = {"night": night, "cell": cell.name, "words": hidden(cell.words), "attempts": attempts}
+    plain: dict[str, Any] = {
+        "night": night,
+        "cell": cell.name,
+        "words": hidden(cell.words, os.environ),
+        "attempts": attempts,
+    }
     plain |= {"workload": cell.workload, "slice": cell.slice, "stack": cell.stack, "run_dir": str(folder)}
     try:
         events = list(Ledger(folder).events())
@@ -134,4 +139,4 @@ def _last_words(folder: Path) -> str:
         lines = (folder / LOG).read_bytes()[-TAIL:].decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return clean(hidden(lines[-1].removeprefix("asap-ray: ")), LONG) if lines else "it left nothing"
+    return clean(hidden(lines[-1].removeprefix("asap-ray: "), os.environ), LONG) if lines else "it left nothing"
