@@ -109,7 +109,7 @@ class Endpoint:
                 return None
 
     async def _call(self, request: Request) -> Reply:
-        tries, left_until = 0, time.monotonic() + self.timeout_s
+        tries, lost, left_until = 0, 0, time.monotonic() + self.timeout_s
         async with self._client() as client:
             while True:
                 tries += 1
@@ -120,8 +120,9 @@ class Endpoint:
                 if time.monotonic() + wait_s >= left_until:
                     reply = replace(reply, error=f"{reply.error}; to try again after {wait_s:.3g} s is too late")
                     break
+                lost += reply.trouble is Verdict.DISCONNECTED
                 await asyncio.sleep(wait_s)
-        return replace(reply, tries=tries)
+        return replace(reply, tries=tries, lost=lost)
 
     async def _try(self, client: openai.AsyncOpenAI, request: Request, until: float) -> tuple[Reply, float | None]:
         """A reply, and the seconds that the endpoint asks to wait before another try."""

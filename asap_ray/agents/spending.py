@@ -82,16 +82,18 @@ class Budget:
         return None
 
     def settle(self, request: Request, reply: Reply) -> Charge:
-        """Count a call that was made: by what the endpoint counted, else by an estimate that is rather too high."""
+        """Count a call that was made: by what the endpoint counted, else by an estimate that is rather too high. Tries
+        that were lost count as if each had used all that was reserved."""
+        whole = prompt_tokens(request), request.most_tokens
         if reply.trouble in UNKNOWN_END and reply.tokens_in is None:
-            tokens = prompt_tokens(request), request.most_tokens
+            tokens = whole
         elif reply.trouble is not None and reply.tokens_in is None:
             tokens = 0, 0
         else:
             written = len(reply.text) + sum(len(each.arguments) for each in reply.calls)
             estimated = prompt_tokens(request), math.ceil(written / CHARACTERS_A_TOKEN)
             tokens = reply.tokens_in or estimated[0], reply.tokens_out or estimated[1]
-        charge = self._charge(request.model, *tokens)
+        charge = self._charge(request.model, *(n + reply.lost * most for n, most in zip(tokens, whole, strict=True)))
         self.calls += 1
         self.tokens += charge.tokens
         self.usd = None if self.usd is None or charge.usd is None else self.usd + charge.usd

@@ -116,7 +116,8 @@ class Request:
 class Reply:
     """What came back, as data: cleaned, capped and without secrets. `trouble` says why there is no answer in it.
 
-    Tokens are None where the endpoint did not count them. `tries` are requests that were sent for it.
+    Tokens are None where the endpoint did not count them. `tries` are requests that were sent for it, `lost`
+    those of them before the last that the endpoint may have worked for.
     """
 
     text: str = ""
@@ -126,6 +127,7 @@ class Reply:
     tokens_out: int | None = None
     latency_s: float = 0.0
     tries: int = 1
+    lost: int = 0
     trouble: Verdict | None = None
     error: str = ""
 
@@ -161,6 +163,7 @@ def reply_of(event: Mapping[str, Any]) -> Reply:
         tokens_out=event["tokens_out"],
         latency_s=event["latency_s"],
         tries=event["tries"],
+        lost=event.get("lost", 0),
         trouble=Verdict(event["trouble"]) if event["trouble"] else None,
         error=event["error"],
     )

@@ -19,7 +19,7 @@ from asap_ray.agents.llm import Endpoint, base_url_of, key_of
 from asap_ray.agents.probing import probe
 from asap_ray.agents.replies import Reader
 from asap_ray.agents.spending import Limits
-from asap_ray.agents.wire import recorded
+from asap_ray.agents.wire import recorded, reply_of
 from asap_ray.errors import AsapError, ConfigError
 from tests.agents.llm_server import (
     Behaviour,
@@ -217,6 +217,22 @@ def test_a_passing_fault_is_tried_again(behaviour: Behaviour, monkeypatch: pytes
         assert asked.ask(question()).value == Advice(**GOOD)
         assert len(server.bodies) == 3
     assert events(asked)[0]["tries"] == 3
+
+
+def test_tries_that_the_endpoint_may_have_worked_for_count_as_all_that_was_reserved(monkeypatch: pytest.MonkeyPatch):
+    """Two that broke off count as the call that never ended does, and the third as the endpoint counted: 100 and 20."""
+    monkeypatch.setattr("asap_ray.agents.llm.FIRST_WAIT_S", 0.001)
+    with LlmServer([hangs]) as server:
+        late = asker(server, timeout_s=0.3)
+        late.ask(question())
+    with LlmServer([disconnects(), disconnects(), says(GOOD)]) as server:
+        asked = asker(server)
+        asked.ask(question())
+    whole, call = events(late)[0]["charged"], events(asked)[0]
+    assert whole > 4000  # the longest answer, and the prompt
+    assert (call["lost"], call["charged"]) == (2, 2 * whole + 120)
+    assert reply_of(call).lost == 2
+    assert reply_of({name: value for name, value in call.items() if name != "lost"}).lost == 0  # an older version's
 
 
 def test_retry_after_is_waited_for():
