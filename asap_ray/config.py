@@ -363,6 +363,9 @@ class NightlyConfig:
 
     matrix: str | None = field(default=None, metadata=_help("the matrix of conf/nightly/: workloads, slices, stacks"))
     retries: int = field(default=1, metadata=_help("how often a cell that was lost is run again"))
+    parallel: int = field(
+        default=1, metadata=_help("cells side by side, which share the cores; timed trials need a cluster for that")
+    )
     tolerance: float = field(
         default=0.01, metadata=_help("share by which compiled steps may differ; measured ones by their intervals too")
     )

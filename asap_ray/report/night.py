@@ -30,7 +30,7 @@ class Row:
 
     `ok` says that its study has an answer, else `reason` says why not. `trials_to_best` counts the trials up to the one
     that the best plan came from. `parts` are the parts of the best step, `versions` what the figures depend on, `words`
-    the command.
+    the command, `settings` what stood in the files that its words name.
     """
 
     night: str
@@ -61,6 +61,7 @@ class Row:
     stopped: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     run_dir: str = ""
 
 
@@ -128,7 +129,8 @@ def night_fields(night: Night) -> dict[str, Any]:
 
 def _judged_fields(each: Judged) -> dict[str, Any]:
     told = {"verdict": each.verdict, "cause": each.cause, "why": list(each.why), "against": each.against}
-    return {**asdict(each.row), **told, "before_s": each.before_s, "ratio": each.ratio}
+    row = {name: value for name, value in asdict(each.row).items() if name != "settings"}  # in history.parquet
+    return {**row, **told, "before_s": each.before_s, "ratio": each.ratio}
 
 
 def night_text(night: Night) -> str:

@@ -1,14 +1,15 @@
 """`task=nightly`: a study of each cell of a matrix, which begins with what the nights before have found.
 
-Cells run one after another, each as a process of its own with its own events, and share one memory. Time and chip-hours
-are of all together: what one leaves over is the others', and cells that were longest without an answer come first. A
-night that was cut short is taken up by the same command; two never overlap.
+Each cell is a process of its own with its own events, `nightly.parallel` at a time, and all share one memory. Time and
+chip-hours are of all together: what one leaves over is the others', and cells that were longest without an answer come
+first. A night that was cut short is taken up by the same command; two never overlap.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from asap_ray.config import Config
 from asap_ray.ledger import Ledger
+from asap_ray.report.answer import Tried
 from asap_ray.report.files import write_whole
 from asap_ray.report.night import Judged, Night, Row, night_blocks, night_fields, night_page, night_text
 from asap_ray.report.summary import finite
@@ -24,7 +26,8 @@ from asap_ray.tasks.night import webhook
 from asap_ray.tasks.night.history import Kept, kept, name_of, write_history
 from asap_ray.tasks.night.lock import night_lock
 from asap_ray.tasks.night.matrix import Cell, cells_of
-from asap_ray.tasks.night.running import Share, attempt, read_cell
+from asap_ray.tasks.night.running import attempt, read_cell
+from asap_ray.tasks.night.sharing import Purse, Share, side_by_side
 from asap_ray.tasks.night.verdicts import NIGHTS, judged
 from asap_ray.tasks.running import begin, tell, write_files
 
@@ -63,24 +66,43 @@ def _night(config: Config, cells: Sequence[Cell], ledger: Ledger, root: Path) ->
     if not resumed:
         ledger.append("night", {"night": name, "matrix": config.nightly.matrix, "cells": [each.name for each in cells]})
     found: dict[str, Judged] = {}
+    parallel = config.nightly.parallel
     done = {cell: row for cell, row in before.of(name).items() if row.ok}  # before the night was cut short
-    spent, spent_s = (sum(getattr(row, key) for row in done.values()) for key in ("chip_hours", "wall_s"))
+    spent_s = sum(row.wall_s for row in done.values()) / parallel
+    purse = Purse(
+        minutes=config.budget.minutes,
+        chip_hours=config.budget.chip_hours,
+        parallel=parallel,
+        started=started - spent_s,
+        spent=sum(row.chip_hours for row in done.values()),
+    )
     todo = _order([each for each in cells if each.name not in done], before)
     for cell in [each for each in cells if each.name in done]:
         found[cell.name] = _found_before(config, cell, name, root, before)
         ledger.append("judged", _told(found[cell.name]))
-    for place, cell in enumerate(todo):
-        share = _share(config, started - spent_s, spent, len(todo) - place)
-        row = _cell(config, cell, name, ledger, root, share, before)
-        spent += row.row.chip_hours
-        found[cell.name] = row
-        ledger.append("judged", _told(row))
+
+    def lend(cell: Cell, left: int) -> Share:
+        share = purse.lend(cell.name, left)
+        if not _nothing_left(share):
+            ledger.append("cell_began", {"night": name, "cell": cell.name, **asdict(share)})
+            _say("  ".join(("", cell.name, *share.words)))
+        return share
+
+    def work(cell: Cell, share: Share, stop: threading.Event) -> tuple[Row, list[Tried]]:
+        return _study(config, cell, name, root, share, stop)
+
+    for cell, (row, tried) in side_by_side(todo, parallel, lend, work):
+        purse.paid(cell.name, row.chip_hours)
+        if row.attempts:
+            ledger.append("cell", finite(asdict(row)))
+        found[cell.name] = judged(row, before.before(name, cell.name), tried, config.nightly.tolerance)
+        ledger.append("judged", _told(found[cell.name]))
     return Night(
         name=name,
         matrix=config.nightly.matrix or "",
         cells=tuple(found[each.name] for each in cells),
-        wall_s=time.monotonic() - started + spent_s,
-        chip_hours=spent,
+        wall_s=time.monotonic() - purse.started,
+        chip_hours=purse.spent,
         folder=str(root / "nights" / name),
     )
 
@@ -96,15 +118,6 @@ def _order(cells: Sequence[Cell], before: Kept) -> list[Cell]:
     return sorted(cells, key=lambda each: last.get(each.name, ""))
 
 
-def _share(config: Config, started: float, spent: float, left: int) -> Share:
-    """What a cell may spend of what is left of a night that `started` then, `left` cells to go."""
-    minutes, hours = config.budget.minutes, config.budget.chip_hours
-    return Share(
-        minutes=None if minutes is None else max(0.0, minutes - (time.monotonic() - started) / 60) / left,
-        chip_hours=None if hours is None else max(0.0, hours - spent) / left,
-    )
-
-
 def _found_before(config: Config, cell: Cell, night: str, root: Path, before: Kept) -> Judged:
     """A cell that had its answer before the night was cut short."""
     row, folder = before.of(night)[cell.name], root / "nights" / night / cell.name
@@ -112,8 +125,10 @@ def _found_before(config: Config, cell: Cell, night: str, root: Path, before: Ke
     return judged(row, before.before(night, cell.name), tried, config.nightly.tolerance)
 
 
-def _cell(config: Config, cell: Cell, night: str, ledger: Ledger, root: Path, share: Share, before: Kept) -> Judged:
-    folder, earlier = root / "nights" / night / cell.name, before.before(night, cell.name)
+def _study(
+    config: Config, cell: Cell, night: str, root: Path, share: Share, stop: threading.Event
+) -> tuple[Row, list[Tried]]:
+    """What a cell comes to, with its trials; nothing is attempted where nothing is left for it."""
     if spent := _nothing_left(share):
         row = Row(
             night=night,
@@ -126,13 +141,10 @@ def _cell(config: Config, cell: Cell, night: str, ledger: Ledger, root: Path, sh
             reason=spent,
             attempts=0,
         )
-        return judged(row, earlier, [], config.nightly.tolerance)
-    ledger.append("cell_began", {"night": night, "cell": cell.name, **asdict(share)})
-    _say("  ".join(("", cell.name, *share.words)))
-    attempts = attempt(cell, folder, root / "memory", share, config.nightly.retries, _say)
-    row, tried = read_cell(night, cell, folder, attempts)
-    ledger.append("cell", finite(asdict(row)))
-    return judged(row, earlier, tried, config.nightly.tolerance)
+        return row, []
+    folder = root / "nights" / night / cell.name
+    attempts = attempt(cell, folder, root / "memory", share, config.nightly.retries, _say, stop)
+    return read_cell(night, cell, folder, attempts)
 
 
 def _nothing_left(share: Share) -> str:

@@ -18,14 +18,18 @@ from typing import Any
 import pytest
 
 from asap_ray.errors import ConfigError
+from asap_ray.overrides import configure
 from asap_ray.report.night import Judged, Night, Row
 from asap_ray.settings import load_group
 from asap_ray.tasks.night import lock, webhook
 from asap_ray.tasks.night.history import Kept, kept, name_of
 from asap_ray.tasks.night.lock import night_lock
-from asap_ray.tasks.night.matrix import cells_from_mapping
+from asap_ray.tasks.night.matrix import _disturbed, cells_from_mapping
 from asap_ray.tasks.night.running import study
+from asap_ray.tasks.night.settings import settings_of
+from asap_ray.tasks.night.sharing import Purse, Share, side_by_side
 from asap_ray.tasks.night.verdicts import judged, slower
+from asap_ray.tasks.setting import load_chips
 
 GOOD = {"workloads": {"a": ["+model=tiny"]}, "slices": ["v5e-4", "v5e-8"], "stacks": ["maxtext", "ours"]}
 
@@ -196,7 +200,7 @@ def test_a_night_of_half_a_day_ago_is_not_taken_up() -> None:
     ("code", "limit_s", "status"), [("raise SystemExit(3)", 60, 3), ("while True: pass", 0.1, None)]
 )
 def test_a_study_ends_with_its_status_or_at_its_limit(tmp_path: Path, code: str, limit_s: float, status: Any) -> None:
-    assert study([sys.executable, "-S", "-c", code], tmp_path / "log", limit_s) == status
+    assert study([sys.executable, "-S", "-c", code], tmp_path / "log", limit_s, threading.Event()) == status
 
 
 class Told(BaseHTTPRequestHandler):
@@ -269,3 +273,78 @@ def test_only_a_host_that_is_allowed_is_told(address: str, said: str | None) -> 
         webhook.address_of(["hooks.example.com"], environ)
     assert said in str(caught.value)
     assert "pass" not in str(caught.value)
+
+
+def test_a_purse_is_shared_by_what_is_neither_spent_nor_lent() -> None:
+    # Two at a time of five: each of the first two has a third of the time, since three turns are to come.
+    purse = Purse(minutes=30.0, chip_hours=10.0, parallel=2)
+    first, second = purse.lend("a", 5), purse.lend("b", 4)
+    assert (first.minutes, second.minutes) == (pytest.approx(10, abs=0.1), pytest.approx(15, abs=0.1))
+    assert (first.chip_hours, second.chip_hours) == (2.0, 2.0)
+    purse.paid("a", 0.5)  # the 1.5 that it left over are of the three that have not begun
+    assert purse.lend("c", 3).chip_hours == pytest.approx((10 - 0.5 - 2) / 3)
+    assert first.workers == max(1, (os.cpu_count() or 1) // 2)
+    assert Purse(minutes=None, chip_hours=None).lend("a", 1) == Share()
+
+
+def test_cells_run_side_by_side_and_no_more_than_so_many() -> None:
+    cells = cells_from_mapping("m", GOOD)
+    both, running, most = threading.Barrier(2), set[str](), list[int]()
+
+    def work(cell: Any, share: Share, stop: threading.Event) -> str:
+        running.add(cell.name)
+        most.append(len(running))
+        both.wait(60)  # never passed by one alone
+        running.discard(cell.name)
+        return cell.name
+
+    left = list[int]()
+    found = dict(side_by_side(cells, 2, lambda cell, count: left.append(count) or Share(), work))
+    assert {each.name: value for each, value in found.items()} == {each.name: each.name for each in cells}
+    assert (left, max(most)) == ([4, 3, 2, 1], 2)
+
+
+def test_what_runs_beside_a_cell_that_breaks_is_ended() -> None:
+    def work(cell: Any, share: Share, stop: threading.Event) -> None:
+        if cell.slice == "v5e-4":
+            raise OSError("disk full")
+        assert stop.wait(60)
+
+    with pytest.raises(OSError, match="disk full"):
+        list(side_by_side(cells_from_mapping("m", {**GOOD, "stacks": ["ours"]}), 2, lambda *_: Share(), work))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "cause", "said"),
+    [
+        ("xla/async", {"xla_a": "true"}, {"xla_a": "false"}, "flags", "xla/async has changed: xla_a true -> false"),
+        ("stack/maxtext", {"zero": 0}, {}, "configuration", "stack/maxtext has changed: zero 0 -> none"),
+    ],
+)
+def test_a_file_that_says_something_else_under_the_same_name_is_a_cause(
+    name: str, old: dict[str, Any], new: dict[str, Any], cause: str, said: str
+) -> None:
+    before, now = replace(BEFORE, settings={name: old}), replace(ROW, step_time_s=0.5, settings={name: new})
+    found = judged(now, [before], [], 0.01)
+    assert (found.cause, found.why[1]) == (cause, said)
+    other = judged(replace(now, versions={"jax": "2"}), [before], [], 0.01)
+    assert other.cause == "versions"  # the first of several; all are told
+    assert said in other.why
+
+
+def test_what_a_step_depends_on_is_read_from_its_study_and_its_flags() -> None:
+    chip = load_chips(configure(["task=validate"]))["v5e"]
+    stack = {"name": "maxtext", "source": "somewhere", "zero": [0, 1], "overlap": {"fsdp": 0.5}}
+    start = {"kind": "start", "config": {"stack": stack, "model": {"name": "tiny", "layers": 2}, "config_dir": None}}
+    found = settings_of([start], chip, "async")
+    assert found["stack/maxtext"] == {"zero": "[0, 1]", "overlap.fsdp": 0.5}
+    assert found["model/tiny"] == {"layers": 2}
+    assert found["xla/async"]["xla_enable_async_all_gather"] == "true"
+    assert found["chip/v5e"]["hbm_bytes"] == chip.hbm_bytes
+
+
+def test_cells_that_a_clock_times_run_side_by_side_on_a_cluster_alone() -> None:
+    cells = cells_from_mapping("m", {**GOOD, "words": ["tiers=[roofline,run]"]})
+    assert _disturbed(cells[0])
+    joined = cells_from_mapping("m", {**GOOD, "words": ["tiers=[roofline,run]"]}, ("ray.address=10.0.0.1:6379",))
+    assert not _disturbed(joined[0])

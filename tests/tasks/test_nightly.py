@@ -37,7 +37,7 @@ class Cluster:
         self.ends: dict[str, list[int | type[BaseException] | None]] = {}
         self.words: list[list[str]] = []
 
-    def study(self, argv: Sequence[str], log: Path, limit_s: float) -> int | None:
+    def study(self, argv: Sequence[str], log: Path, limit_s: float, stop: Any) -> int | None:
         assert argv[:3] == [sys.executable, "-m", "asap_ray"]
         words = list(argv[3:])
         self.words.append(words)

@@ -22,9 +22,9 @@ COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("step_time_s", "low_s", "high_s", "roofline_step_time_s", "floor_s"), "double"),
     **dict.fromkeys(("mfu", "hbm_bytes", "chip_hours", "wall_s", "ratio"), "double"),
     **dict.fromkeys(("trials", "trials_to_best", "attempts"), "int64"),
-    **dict.fromkeys(("parts", "versions", "words"), "string"),
+    **dict.fromkeys(("parts", "versions", "settings", "words"), "string"),
 }
-"""Columns with their types; `night` is a UTC time as 20261201T010000Z, the last three are JSON."""
+"""Columns with their types; `night` is a UTC time as 20261201T010000Z, the last four are JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ def _records(rows: Sequence[Row], verdicts: Mapping[tuple[str, str], Mapping[str
     for row in rows:
         told = verdicts.get((row.night, row.cell), {})
         plain = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)}
-        texts = {name: json.dumps(plain[name], default=dict) for name in ("parts", "versions", "words")}
+        texts = {name: json.dumps(plain[name], default=dict) for name in ("parts", "versions", "settings", "words")}
         judged = {name: told.get(name) for name in ("verdict", "cause", "ratio")}
         found.append({**plain, **texts, **judged, "why": "; ".join(told.get("why", ()))})
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asap_ray.config import Config
+from asap_ray.config import MEASURING, Config
 from asap_ray.errors import ConfigError
 from asap_ray.settings import load_group
 
@@ -47,7 +47,18 @@ def cells_of(config: Config) -> list[Cell]:
     known, name = load_group("nightly", config.config_dir), config.nightly.matrix
     if name not in known:
         raise ConfigError("nightly", name, f"a matrix of conf/nightly/: {', '.join(known)}", known)
-    return cells_from_mapping(name, known[name], _further(config))
+    cells = cells_from_mapping(name, known[name], _further(config))
+    if config.nightly.parallel > 1 and any(_disturbed(each) for each in cells):
+        text = "1 where trials are timed on this machine: they would disturb each other; ray.address takes a cluster"
+        raise ConfigError("nightly.parallel", config.nightly.parallel, text)
+    return cells
+
+
+def _disturbed(cell: Cell) -> bool:
+    """Whether a clock times the trials of a cell on what others may use."""
+    last = {word.partition("=")[0]: word.partition("=")[2] for word in cell.words}
+    timed = any(tier in last.get("tiers", "") for tier in MEASURING)
+    return timed and last.get("ray.address", "auto") in ("auto", "local", "null")
 
 
 def _further(config: Config) -> tuple[str, ...]:

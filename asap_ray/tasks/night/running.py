@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from asap_ray.report.answer import Answer, SliceAnswer, Tried
 from asap_ray.report.night import Row
 from asap_ray.report.story import Story
 from asap_ray.tasks.night.matrix import Cell
+from asap_ray.tasks.night.settings import settings_of
+from asap_ray.tasks.night.sharing import Share
 from asap_ray.tasks.story import story_of
 from asap_ray.tiers.trainer_process import TrainerProcess
 
@@ -32,40 +35,36 @@ LONGEST_S = 12 * 3600.0
 TAIL = 2000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What one cell may spend: minutes and chip-hours; None is no limit of the night's."""
-
-    minutes: float | None = None
-    chip_hours: float | None = None
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """As words of a command."""
-        given = {"budget.minutes": self.minutes, "budget.chip_hours": self.chip_hours}
-        return tuple(f"{key}={value:.6g}" for key, value in given.items() if value is not None)
-
-
-def study(argv: Sequence[str], log: Path, limit_s: float) -> int | None:
-    """Run a command to its end, and return its exit status; None where it took too long. Nothing of it is left."""
+def study(argv: Sequence[str], log: Path, limit_s: float, stop: threading.Event) -> int | None:
+    """Run a command to its end, and return its exit status; None where it took too long, or `stop` was set. Nothing of
+    it is left."""
     limit = time.monotonic() + limit_s
     with TrainerProcess(argv, log, os.getcwd(), os.environ) as process:
-        while not process.gone() and time.monotonic() < limit:
+        while not process.gone() and time.monotonic() < limit and not stop.is_set():
             time.sleep(LOOK_S)
         late = not process.gone()
         status = process.end()
     return None if late else status
 
 
-def attempt(cell: Cell, folder: Path, memory: Path, share: Share, retries: int, say: Callable[[str], None]) -> int:
+def attempt(
+    cell: Cell,
+    folder: Path,
+    memory: Path,
+    share: Share,
+    retries: int,
+    say: Callable[[str], None],
+    stop: threading.Event,
+) -> int:
     """Run the study of a cell in a folder, again where it is lost: its finished trials are kept. Returns how often."""
-    words = [*cell.words, *share.words, f"agents.memory_dir={memory}", f"run_dir={folder}", "output=plain"]
+    given = [word for word in share.words if not any(each.startswith(word.partition("=")[0]) for each in cell.words)]
+    words = [*cell.words, *given, f"agents.memory_dir={memory}", f"run_dir={folder}", "output=plain"]
     argv = [sys.executable, "-m", "asap_ray", *words]
     limit_s = LONGEST_S if share.minutes is None else 60 * share.minutes + GRACE_S
     folder.mkdir(parents=True, exist_ok=True)
     for count in range(1, retries + 2):
-        status = study(argv, folder / LOG, limit_s)
-        if status in (0, MISTAKE):
+        status = study(argv, folder / LOG, limit_s, stop)
+        if status in (0, MISTAKE) or stop.is_set():
             return count
         say(f"  {cell.name}: {lost_words(status)}{'; again' if count <= retries else ''}")
     return retries + 1
@@ -97,7 +96,8 @@ def read_cell(night: str, cell: Cell, folder: Path, attempts: int) -> tuple[Row,
         return Row(**plain, ok=False, reason=_last_words(folder)), []
     one = story.answer.winner
     tried = [*one.trials, *(each for each in story.earlier if each.where == one.slice.name)]
-    return Row(**plain, ok=True, **_figures(story, story.answer, one, tried), versions=_versions(last)), tried
+    row = Row(**plain, ok=True, **_figures(story, story.answer, one, tried), versions=_versions(last))
+    return replace(row, settings=settings_of(events, one.slice.chip, row.bundle)), tried
 
 
 def _versions(event: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,9 @@ from asap_ray.report.night import MEASURED, Judged, Row
 
 NIGHTS = 7
 """Earlier nights that a cell is held against: the fastest of them."""
+FLAGS = "flags"
+MOST_KEYS = 4
+"""Keys of a file that has changed that are named."""
 PART = 0.2
 """Share of a change from which a part of the step is named as a cause of it."""
 
@@ -141,8 +144,20 @@ def _changes(row: Row, then: Row) -> Iterator[tuple[str, str]]:
         yield "versions", f"evidence: {then.evidence} -> {row.evidence}"
     gone, added = [w for w in then.words if w not in row.words], [w for w in row.words if w not in then.words]
     if gone or added:
-        kind = "flags" if any(word.startswith("compile.xla=") for word in (*gone, *added)) else "configuration"
+        kind = FLAGS if any(word.startswith("compile.xla=") for word in (*gone, *added)) else "configuration"
         yield kind, f"command: {' '.join(gone) or 'nothing'} -> {' '.join(added) or 'nothing'}"
+    yield from sorted(_settings(row, then), key=lambda each: each[0] != FLAGS)
+
+
+def _settings(row: Row, then: Row) -> Iterator[tuple[str, str]]:
+    """Files whose name is the same and that say something else now: flags, the stack, the model, the chip."""
+    for name in row.settings.keys() & then.settings.keys():
+        old, new = then.settings[name], row.settings[name]
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        if keys:
+            told = ", ".join(f"{key} {old.get(key, 'none')} -> {new.get(key, 'none')}" for key in keys[:MOST_KEYS])
+            more = f" and {len(keys) - MOST_KEYS} more" if len(keys) > MOST_KEYS else ""
+            yield FLAGS if name.startswith("xla/") else "configuration", f"{name} has changed: {told}{more}"
 
 
 def _parts(now: Mapping[str, float], then: Mapping[str, float]) -> Iterator[str]:
