@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from asap_ray.checks.keys import LIMITS, NAMES, POSITIVE, TASKS, range_text, spoken
+from asap_ray.checks.keys import LIMITS, NAMES, POSITIVE, SHARES, TASKS, range_text, share_text, spoken
 from asap_ray.config import Config
 from asap_ray.errors import AsapError, nearest
 from asap_ray.settings import load_group, setting_files
@@ -167,7 +167,9 @@ def keys(owner: Any = Config, prefix: str = "") -> Iterator[Key]:
 def _allowed(key: str) -> str:
     if key in NAMES:
         return ", ".join(NAMES[key])
-    return range_text(key) if key in LIMITS else "above 0" if key in POSITIVE else ""
+    if key in LIMITS:
+        return range_text(key)
+    return share_text(key) if key in SHARES else "above 0" if key in POSITIVE else ""
 
 
 def _written(default: Any) -> str:

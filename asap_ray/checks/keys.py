@@ -90,6 +90,8 @@ POSITIVE = (
     *("compile.timeout_s", "run.timeout_s", "run.seconds", "command.timeout_s"),
 )
 """Numbers that must be above 0, and finite."""
+SHARES: Mapping[str, float] = MappingProxyType({"search.share": 1.0, "search.gap": 1.0, "space.margin": 0.9})
+"""Shares of something, from 0 to so much; with all of the memory kept free no plan would be left."""
 TEXTS = (
     *("plan", "baseline", "profile", "run_dir", "config_dir", "model.hf_config", "workload.precision", "to"),
     *("hardware.slices", "validate.tables", "calibrate.tables", "nightly.matrix", "nightly.webhook_hosts"),
@@ -129,6 +131,11 @@ def items(value: Any) -> list[Any]:
 def spoken(key: str) -> str:
     """A key as the command line has it."""
     return next((short for short, long in SHORT.items() if long == key), key)
+
+
+def share_text(key: str) -> str:
+    """What is allowed at a key of `SHARES`, in words."""
+    return f"a share from 0 to {SHARES[key]:g}"
 
 
 def range_text(key: str) -> str:

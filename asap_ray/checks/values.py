@@ -7,7 +7,20 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
-from asap_ray.checks.keys import LATER, LIMITS, NAMES, NOT_YET, POSITIVE, TEXTS, items, range_text, spoken, value_at
+from asap_ray.checks.keys import (
+    LATER,
+    LIMITS,
+    NAMES,
+    NOT_YET,
+    POSITIVE,
+    SHARES,
+    TEXTS,
+    items,
+    range_text,
+    share_text,
+    spoken,
+    value_at,
+)
 from asap_ray.config import MODEL_FREE, Config
 from asap_ray.errors import ConfigError
 
@@ -20,7 +33,6 @@ MODELS_OF: Mapping[str, str] = {
     "nightly": "its matrix names them",
 }
 """Where tasks that take no model have theirs from."""
-MOST_MARGIN = 0.9
 
 
 def check_names(config: Config) -> None:
@@ -119,17 +131,11 @@ def check_space(config: Config) -> None:
                 raise ConfigError(f"{key}.{name}", value, "a number, a word, or a list of them")
 
 
-def check_margin(config: Config) -> None:
-    """The memory kept free is a share; all of it would leave no plan."""
-    if not 0 <= config.space.margin <= MOST_MARGIN:
-        raise ConfigError("space.margin", config.space.margin, f"allowed: a share from 0 to {MOST_MARGIN}")
-
-
-def check_search(config: Config) -> None:
-    """Shares lie between none and all; a gap is a share above nothing."""
-    for key in ("search.share", "search.gap"):
-        if not 0 <= value_at(config, key) <= 1:
-            raise ConfigError(key, value_at(config, key), "a share from 0 to 1")
+def check_shares(config: Config) -> None:
+    """Shares lie between none and the most that makes sense."""
+    for key, most in SHARES.items():
+        if not 0 <= value_at(config, key) <= most:
+            raise ConfigError(key, value_at(config, key), share_text(key))
 
 
 def is_address(text: str) -> bool:
