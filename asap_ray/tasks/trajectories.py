@@ -89,9 +89,7 @@ def run(config: Config) -> int:
 
 
 def ledgers_in(folder: Path) -> list[Ledger]:
-    """The ledger of a run directory, or those of all run directories below a folder, by their names."""
-    if (folder / NAME).exists():
-        return [Ledger(folder)]
+    """The ledgers of a folder and of all run directories below it, as below that of a night, by their names."""
     return [Ledger(path.parent) for path in sorted(folder.rglob(NAME))]
 
 

@@ -104,6 +104,13 @@ def test_a_folder_of_runs_is_exported_whole(command, searched: Path) -> None:
     assert {each["run"] for each in steps} == {"one", "two"}
 
 
+def test_the_cells_of_a_night_are_below_a_folder_with_a_record_of_its_own(command, searched: Path) -> None:
+    Ledger(Path("runs")).append("start", {"task": "nightly", "command": "", "config": {}})
+    ended = command("task=export", "export.what=trajectories", "run_dir=runs", "output=json")
+    assert ended.status == 0, ended.err
+    assert {each["run"] for each in lines(Path("runs/trajectories/steps.jsonl"))} == {"one"}
+
+
 def test_a_refusal_is_worth_nothing_and_a_no_op_a_half(searched: Path) -> None:
     ledger = Ledger(searched)
     events = list(ledger.events())
