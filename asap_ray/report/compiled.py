@@ -216,7 +216,8 @@ def closing_facts(answer: Answer, found: Searched) -> Iterator[tuple[str, str]]:
     if found.trials:
         yield "took", took_words(found.trials)
     yield "stopped", found.stopped
-    yield "evidence", evidence_words(answer.stack, found.source)
+    if found.trials:
+        yield "evidence", evidence_words(answer.stack, found.source)
 
 
 def refused_words(found: Searched) -> str:

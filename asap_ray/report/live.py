@@ -64,7 +64,7 @@ class Live:
         """A round begins: how the search stands."""
         words = [f"  {where} round {round_}"]
         words += [f"best so far {units.seconds(best_s)}"] if best_s is not None else []
-        words += [f"at most {100 * gap:.0f}% above the lowest floor"] if gap is not None else []
+        words += [f"at most {100 * gap:,.0f}% above the lowest floor"] if gap is not None else []
         words += [f"{left_s / 60:.1f} minutes left"] if left_s != float("inf") else []
         self.say("; ".join(words))
 

@@ -57,7 +57,10 @@ def test_without_a_certificate_nothing_is_said(factory: Any) -> None:
     assert "How much better" not in stream.getvalue()
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.25, "25.0%"), (0.2195, "22.0%"), (0.21901, "22.0%"), (0.0, "0.0%")])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.25, "25.0%"), (0.2195, "22.0%"), (0.21901, "22.0%"), (0.0, "0.0%"), (10.0, "1,000%"), (420.97001, "42,098%")],
+)
 def test_a_bound_is_never_shown_smaller_than_it_is(share: float, text: str) -> None:
     assert at_most(share) == text
 

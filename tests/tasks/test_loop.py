@@ -101,6 +101,7 @@ def test_a_dry_run_says_what_would_be_tried_and_what_it_costs(command, pretend: 
     assert pretend.compiled == []
     assert ended.out.count("would try") == 3
     assert "chip-hours" in ended.out
+    assert "evidence   memory and operations" not in ended.out  # nothing says any
     assert "budget.trials=0: nothing was tried" in json.loads(Path("run/summary.json").read_text())["stop_reason"]
     assert [each["kind"] for each in events("run")].count("proposal") == 3
 
