@@ -329,7 +329,7 @@ class LaunchConfig:
     task: str = field(default="tune", metadata=_help("the task that runs there"))
     name: str | None = field(default=None, metadata=_help("name of the job; null is made of model and hardware"))
     image: str | None = field(default=None, metadata=_help("the container image, as built by the Containerfile"))
-    wheel: str | None = field(default=None, metadata=_help("a wheel of asap_ray; null builds one of this checkout"))
+    wheel: str | None = field(default=None, metadata=_help("a wheel of asap_ray; null makes one of what runs now"))
     results: str | None = field(
         default=None, metadata=_help("the run directory there; null is /results, or a folder beside the files")
     )

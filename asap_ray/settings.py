@@ -28,6 +28,8 @@ DEEPEST = 32
 LARGEST_BYTES = 2**19
 """Of a settings file: ours have a few KB, and YAML of half a megabyte takes a second to read."""
 _LONG_NUMBER = re.compile(r"[0-9_:.]{400}")
+INSIDE = {"launch": "launch/files"}
+"""Where folders lie in a wheel whose name a part of the package has."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -55,8 +57,8 @@ _Loader.add_implicit_resolver(
 
 
 def data_dir(name: str) -> Path:
-    """The folder `name` (conf, knowledge): in the package where a wheel was installed, beside it in a checkout."""
-    inside = _PACKAGE / name
+    """The folder `name` (conf, knowledge, launch): in the package where it is a wheel's, beside it in a checkout."""
+    inside = _PACKAGE / INSIDE.get(name, name)
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 

@@ -113,6 +113,7 @@ def test_the_wheel_holds_every_setting_and_card(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
     ours = {path for top in ("conf", "knowledge") for path in (ROOT / top).rglob("*") if path.is_file()}
     assert {f"asap_ray/{path.relative_to(ROOT)}" for path in ours} <= held
+    assert {f"asap_ray/launch/files/{path.name}" for path in (ROOT / "launch").iterdir()} <= held
     templates = {path for path in (ROOT / "asap_ray").rglob("*") if path.suffix in (".py", ".html", ".j2", ".css")}
     assert {str(path.relative_to(ROOT)) for path in templates} <= held
     assert not any(name.startswith(("tests/", "conf/")) for name in held)
@@ -166,3 +167,17 @@ def test_the_main_job_runs_from_anywhere(installed: Environment, tmp_path: Path)
     assert (summary["task"], summary["model"], summary["hardware"]) == ("tune", "llama70b", "v5p-128")
     assert summary["best"]["step_time_s"] > summary["best"]["floor_s"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_what_is_installed_ships_itself_as_the_wheel_that_it_came_from(
+    installed: Environment, wheel: Path, tmp_path: Path
+) -> None:
+    words = ("task=launch", "launch.target=ray_job", "+model=tiny", "run_dir=run", "output=json")
+    ended = installed.run(tmp_path, "-W", "error", "-m", "asap_ray", *words)
+    assert ended.returncode == 0, ended.stderr
+    made = tmp_path / "run" / "launch" / wheel.name
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(made) as new:
+        (record,) = (name for name in old.namelist() if name.endswith("/RECORD"))
+        assert sorted(new.namelist()) == sorted(old.namelist())
+        assert all(new.read(name) == old.read(name) for name in old.namelist() if name != record)
+        assert sorted(new.read(record).splitlines()) == sorted(old.read(record).splitlines())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from asap_ray.chip import Chip
+from asap_ray.launch.templates import filled
 
 RUN = "run.sh"
 """The script that every target starts: no submitter has to quote the command."""
@@ -79,13 +80,4 @@ def run_script(job: LaunchJob) -> str:
     """The script that runs the command where it lies."""
     words = [*job.words, *([f"ray.address={job.ray_address}"] if job.ray_address else [])]
     lines = " \\\n".join(f"    {shlex.quote(word)}" for word in words)
-    return f"""#!/usr/bin/env bash
-# asap_ray {job.version}, written by task=launch: the same command again takes the run up where it was.
-set -euo pipefail
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-results=${{{RESULTS}:-{shlex.quote(job.results)}}}
-mkdir -p "$results"
-exec python -m asap_ray \\
-{lines} \\
-    run_dir="$results"
-"""
+    return filled("run.sh", version=job.version, results_variable=RESULTS, results=job.results, words=lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import yaml
@@ -10,6 +9,7 @@ import yaml
 from asap_ray.errors import ConfigError
 from asap_ray.launch.job import RESULTS, RUN, Group, LaunchJob
 from asap_ray.launch.names import tpu_names
+from asap_ray.launch.templates import filled
 
 PORT = 6379
 HEAD = "head.sh"
@@ -19,28 +19,21 @@ READY_S = 600
 
 def containerfile(job: LaunchJob) -> str:
     """An image with the wheel and all that it needs, in the versions of this machine (constraints.txt)."""
-    extras = f"[{','.join(job.extras)}]" if job.extras else ""
-    tag = job.python.replace(".", "")
-    return f"""# asap_ray {job.version}, written by task=launch
-# podman build -t {job.image} -f Containerfile . && podman push {job.image}
-FROM docker.io/rayproject/ray:{job.ray}-py{tag}
-COPY {job.wheel} constraints.txt /tmp/asap_ray/
-RUN python -m pip install --no-cache-dir -c /tmp/asap_ray/constraints.txt "/tmp/asap_ray/{job.wheel}{extras}"
-"""
+    return filled(
+        "Containerfile",
+        version=job.version,
+        image=job.image,
+        ray=job.ray,
+        python=job.python.replace(".", ""),
+        wheel=job.wheel,
+        extras=f"[{','.join(job.extras)}]" if job.extras else "",
+    )
 
 
 def ray_job(job: LaunchJob) -> str:
     """`ray job submit` of the folder `job/`: the wheel's contents, the command, the user's files. No two ids are alike,
     since Ray refuses one that it has seen."""
-    return f"""#!/usr/bin/env bash
-# asap_ray {job.version}, written by task=launch. What job/ needs must be installed on the cluster: see constraints.txt.
-set -euo pipefail
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-address=${{RAY_API_SERVER_ADDRESS:-{shlex.quote(job.address)}}}
-id={shlex.quote(job.name)}-$(date -u +%Y%m%d-%H%M%S)-$$
-echo "submitting $id, $(du -sh job | cut -f1), to $address" >&2
-exec ray job submit --address "$address" --submission-id "$id" --working-dir job "$@" -- bash {RUN}
-"""
+    return filled("submit.sh", version=job.version, address=job.address, name=job.name, run=RUN)
 
 
 def slurm(job: LaunchJob) -> str:
@@ -61,53 +54,7 @@ def slurm(job: LaunchJob) -> str:
         *job.options,
     ]
     head = "\n".join(f"#SBATCH {each}" for each in options)
-    return _SLURM.format(version=job.version, head=head, port=PORT, ready=READY_S, run=RUN)
-
-
-_SLURM = """#!/usr/bin/env bash
-# asap_ray {version}, written by task=launch. Submit it from this folder, which all nodes must see: sbatch job.sbatch
-{head}
-set -euo pipefail
-cd "$SLURM_SUBMIT_DIR"
-
-mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-head=${{nodes[0]}}
-ip=$(srun --nodes=1 --ntasks=1 -w "$head" hostname -I | awk '{{print $1}}')
-port=$(({port} + SLURM_JOB_ID % 1000)) # another job's Ray may be on the same node
-export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
-RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n') # whoever has it may run anything on these nodes
-export RAY_AUTH_TOKEN
-
-started=()
-finish() {{ # Ray runs in steps of this job alone: `ray stop` would end that of others too
-    if ((${{#started[@]}})); then kill "${{started[@]}}" 2> /dev/null || true; fi
-    wait
-}}
-trap finish EXIT
-
-srun --overlap --nodes=1 --ntasks=1 -w "$head" \\
-    ray start --head --block --node-ip-address="$ip" --port="$port" --include-dashboard=false \\
-    --num-cpus="$SLURM_CPUS_PER_TASK" --temp-dir="/tmp/ray_$SLURM_JOB_ID" &
-started+=($!)
-for node in "${{nodes[@]:1}}"; do
-    srun --overlap --nodes=1 --ntasks=1 -w "$node" \\
-        ray start --block --address="$ip:$port" --num-cpus="$SLURM_CPUS_PER_TASK" &
-    started+=($!)
-done
-
-export RAY_ADDRESS="$ip:$port"
-count='import ray; ray.init(log_to_driver=False, logging_level=40); print(sum(n["Alive"] for n in ray.nodes()))'
-for ((waited = 0; ; waited += 5)); do
-    joined=$(srun --overlap --nodes=1 --ntasks=1 -w "$head" python -c "$count" 2> /dev/null || echo 0)
-    if ((joined >= ${{#nodes[@]}})); then break; fi
-    if ((waited >= {ready})); then
-        echo "only $joined of ${{#nodes[@]}} nodes have joined Ray after {ready} s" >&2
-        exit 1
-    fi
-    sleep 5
-done
-srun --overlap --nodes=1 --ntasks=1 -w "$head" bash job/{run}
-"""
+    return filled("job.sbatch", version=job.version, options=head, port=PORT, ready_s=READY_S, run=RUN)
 
 
 def gce_tpu(job: LaunchJob) -> dict[str, str]:
@@ -166,7 +113,17 @@ def gce_tpu(job: LaunchJob) -> dict[str, str]:
     text = f"# asap_ray {job.version}, written by task=launch: bash launch.sh\n" + yaml.safe_dump(
         given, sort_keys=False, width=150
     )
-    return {"cluster.yaml": text, "launch.sh": _gce_script(job), f"job/{HEAD}": _head_script(job)}
+    script = filled("launch.sh", version=job.version, results=job.results, head=HEAD)
+    head = filled(
+        "head.sh",
+        version=job.version,
+        port=PORT,
+        results_variable=RESULTS,
+        results=job.results,
+        seconds=job.seconds,
+        run=RUN,
+    )
+    return {"cluster.yaml": text, "launch.sh": script, f"job/{HEAD}": head}
 
 
 def _machine(cpus: int) -> int:
@@ -185,29 +142,3 @@ def _tpu_node(group: Group) -> dict[str, Any]:
         "resources": {"TPU": group.chips},
         "node_config": {"acceleratorType": f"{names.vm}-{number}", "runtimeVersion": names.runtime},
     }
-
-
-def _gce_script(job: LaunchJob) -> str:
-    return f"""#!/usr/bin/env bash
-# asap_ray {job.version}, written by task=launch: starts the cluster, runs the command on its head, fetches what it
-# found, and gives all back however it ends. The deadline ends the command, and with it the bill.
-set -euo pipefail
-cd "$(dirname "${{BASH_SOURCE[0]}}")"
-finish() {{
-    ray rsync-down cluster.yaml {shlex.quote(job.results + "/")} results/ || true
-    ray down --yes cluster.yaml
-}}
-trap finish EXIT
-ray up --yes --no-config-cache cluster.yaml
-ray exec cluster.yaml 'bash /tmp/asap_ray/job/{HEAD}'
-"""
-
-
-def _head_script(job: LaunchJob) -> str:
-    return f"""#!/usr/bin/env bash
-# asap_ray {job.version}, written by task=launch: what the head runs.
-set -euo pipefail
-RAY_ADDRESS="$(hostname -I | awk '{{print $1}}'):{PORT}"
-export RAY_ADDRESS {RESULTS}={shlex.quote(job.results)}
-exec timeout {job.seconds} bash "$(dirname "${{BASH_SOURCE[0]}}")/{RUN}"
-"""

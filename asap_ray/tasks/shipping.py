@@ -6,6 +6,8 @@ knowledge/ are in it.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
 import subprocess
@@ -14,7 +16,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distribution, version
 from pathlib import Path, PurePosixPath
 
 from asap_ray.config import Config
@@ -22,6 +24,7 @@ from asap_ray.errors import AsapError, ConfigError
 from asap_ray.redaction import hidden
 from asap_ray.settings import data_dir, own_files
 
+PACKAGE = "asap-ray"
 INPUTS = "inputs"
 FILES = ("model.hf_config", "baseline", "command.script", "agents.policy")
 """Keys whose values may be the path of a file of the user's."""
@@ -89,11 +92,11 @@ def _read(key: str, path: Path) -> bytes:
 
 
 def wheel_of(config: Config, folder: Path) -> Path:
-    """The wheel of asap_ray in a folder: the one that was given, or one built of the checkout that runs now.
+    """The wheel of asap_ray in a folder: the one that was given, or one made of what runs now, checkout or installed.
 
     Raises:
         ConfigError: the file that was given is none.
-        AsapError: this is no checkout, or the wheel cannot be built.
+        AsapError: the wheel cannot be built.
     """
     given = config.launch.wheel
     if given is not None:
@@ -103,10 +106,7 @@ def wheel_of(config: Config, folder: Path) -> Path:
         (folder / path.name).write_bytes(path.read_bytes())
         return folder / path.name
     root = data_dir("conf").parent
-    if not (root / "pyproject.toml").is_file():
-        text = "the path of a wheel of asap_ray: only a checkout can build its own (pip wheel --no-deps)"
-        raise ConfigError("launch.wheel", None, text)
-    return _built(root, folder)
+    return _built(root, folder) if (root / "pyproject.toml").is_file() else packed_again(distribution(PACKAGE), folder)
 
 
 def _is_wheel(path: Path) -> bool:
@@ -135,6 +135,41 @@ def _built(root: Path, folder: Path) -> Path:
             last = (ended.stderr or ended.stdout).strip().splitlines()[-1:]
             raise AsapError(f"no wheel can be built: {' '.join(last)}; launch.wheel=PATH takes one")
         return built.rename(folder / built.name)
+
+
+def packed_again(installed: Distribution, folder: Path) -> Path:
+    """A wheel of an installed package of pure Python, of the files that its record names.
+
+    Raises:
+        AsapError: the record is missing, or a file that it names.
+    """
+    path = folder / f"{installed.name.replace('-', '_')}-{installed.version}-py3-none-any.whl"
+    files = [each for each in installed.files or () if _is_carried(each)]
+    try:
+        contents = {each.as_posix(): each.read_binary() for each in files}
+    except OSError as error:
+        raise AsapError(f"the installed package is not whole: {error}; launch.wheel=PATH takes a wheel") from error
+    record = next((name for name in contents if name.endswith(".dist-info/RECORD")), None)
+    if record is None:
+        raise AsapError("the installed package has no record of its files; launch.wheel=PATH takes a wheel")
+    del contents[record]
+    lines = [f"{name},sha256={_record_hash(data)},{len(data)}\n" for name, data in contents.items()]
+    contents[record] = "".join((*lines, f"{record},,\n")).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in contents.items():
+            archive.writestr(name, data)
+    return path
+
+
+def _is_carried(path: PackagePath) -> bool:
+    """Whether a file came from a wheel: not a script of this environment, compiled code, or an installer's note."""
+    noted = path.parent.suffix == ".dist-info" and path.name in ("INSTALLER", "REQUESTED", "direct_url.json")
+    return ".." not in path.parts and not path.is_absolute() and path.suffix != ".pyc" and not noted
+
+
+def _record_hash(data: bytes) -> str:
+    """As a wheel's record has it (PEP 376): URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 def _installed(package: str) -> str | None:
