@@ -10,8 +10,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
+from asap_ray.knowledge import card_from_mapping
 from asap_ray.overrides import configure
+from asap_ray.settings import setting_files
+from asap_ray.tasks.bundles import bundle_from_mapping
+from asap_ray.tasks.night.matrix import cells_from_mapping
+from asap_ray.tiers.templates import template_from_mapping
 from asap_ray.usage import keys
 from tests.pages import EVERY, PAGES, ROOT, Fence, anchors, fences, links, missing
 
@@ -81,6 +87,27 @@ def test_the_main_job_prints_what_the_readme_shows(command, monkeypatch) -> None
     ended = command("+model=llama70b", "tiers=roofline")
     assert (ended.status, ended.err) == (0, "")
     assert missing(shown.text, ended.out) == []
+
+
+READERS = {
+    "command.md": template_from_mapping,
+    "compile.md": bundle_from_mapping,
+    "memory.md": card_from_mapping,
+    "nightly.md": cells_from_mapping,
+}
+"""By page, what reads the settings file that it shows."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_settings_file_that_is_shown_can_be_read(name: str) -> None:
+    (shown,) = (fence for fence in fences(PAGES[name]) if fence.language == "yaml")
+    assert READERS[name]("mine", yaml.safe_load(shown.text))
+
+
+@pytest.mark.parametrize(("page", "group"), [("plans.md", "stack"), ("compile.md", "xla"), ("command.md", "command")])
+def test_a_page_has_every_name_of_the_group_that_it_is_about(page: str, group: str) -> None:
+    text = PAGES[page].read_text()
+    assert [name for name in setting_files(group) if f"`{name}`" not in text] == []
 
 
 def test_a_line_that_is_not_printed_is_seen() -> None:
