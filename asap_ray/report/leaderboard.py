@@ -13,6 +13,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from asap_ray.errors import printable
 from asap_ray.plan import AXES, KNOBS
 from asap_ray.report import units
 from asap_ray.report.answer import Answer, SliceAnswer, Tried, usd_per_million_tokens
@@ -133,13 +134,18 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(row["rank"] or units.DASH),
         f"`{row['plan_id']}`",
-        row["hardware"].replace("|", "\\|"),
-        row["source"] if row.get("trial", "complete") == "complete" else f"{row['trial_tier']}: {row['trial']}",
+        _text(row["hardware"]),
+        _text(row["source"] if row.get("trial", "complete") == "complete" else f"{row['trial_tier']}: {row['trial']}"),
         units.seconds(row["step_time_s"]),
         f"{row['step_time_s'] / row['floor_s']:.2f}",
         units.percent(row["mfu"]),
         units.scaled(row["tokens_per_s"]),
         units.dollars(row["usd_per_million_tokens"]),
         memory,
-        f"`{row['plan']}`",
+        f"`{_text(row['plan'])}`",
     )
+
+
+def _text(text: str) -> str:
+    """A text that ends neither its cell nor its code."""
+    return printable(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

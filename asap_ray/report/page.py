@@ -11,6 +11,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from asap_ray.errors import printable
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import Answer, SliceAnswer, usd_per_million_tokens
 from asap_ray.report.bars import shown_parts
@@ -255,14 +256,23 @@ def vega() -> str:
     )
 
 
+def _seen(value: Any) -> Any:
+    """What a reader sees of a value; markup of our own stays as it is."""
+    if type(value) is not str or value.isprintable():
+        return value
+    return "\n".join(printable(line) for line in value.expandtabs().split("\n"))
+
+
 @cache
 def template(name: str) -> jinja2.Template:
-    """A template of this package; every text that it is given is escaped."""
+    """A template of this package; every text that it is given is escaped, and free of what moves a cursor or turns the
+    direction of what follows."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("asap_ray.report", "templates"),
         autoescape=True,
+        finalize=_seen,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
