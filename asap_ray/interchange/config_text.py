@@ -55,7 +55,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             raise yaml.YAMLError(f"{twice[:LONGEST_SHOWN]} is given twice")
         return super().construct_mapping(node, deep)
 

@@ -48,6 +48,11 @@ def bundle_from_mapping(name: str, given: Mapping[str, Any]) -> Bundle:
         raise ConfigError(
             f"{key}.flags", flags, "a mapping from chips or tpu and gpu to flags: {tpu: {xla_flag: true}}"
         )
+    sources, notes = given.get("sources") or [], given.get("notes") or {}
+    if not isinstance(sources, list | tuple):
+        raise ConfigError(f"{key}.sources", sources, "a list of texts: [a, b]")
+    if not isinstance(notes, Mapping):
+        raise ConfigError(f"{key}.notes", notes, "a mapping from chips to texts: {tpu: text}")
     return Bundle(
         name=name,
         about=about.strip(),
@@ -55,8 +60,8 @@ def bundle_from_mapping(name: str, given: Mapping[str, Any]) -> Bundle:
             str(chip): {str(flag): _written(str(flag), value) for flag, value in each.items()}
             for chip, each in flags.items()
         },
-        sources=tuple(map(str, given.get("sources") or ())),
-        notes={str(chip): str(note) for chip, note in (given.get("notes") or {}).items()},
+        sources=tuple(map(str, sources)),
+        notes={str(chip): str(note) for chip, note in notes.items()},
     )
 
 

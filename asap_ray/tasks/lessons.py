@@ -107,8 +107,9 @@ def lessons_of_runs(ledgers: Iterable[Ledger]) -> list[Lesson]:
     Raises:
         ConfigError: a ledger cannot be read.
     """
-    found: list[tuple[str, _Told]] = []
+    lessons: list[Lesson] = []
     for ledger in ledgers:
+        found: list[tuple[str, _Told]] = []
         run_dir = ledger.path.parent
         events = list(ledger.events())
         with ledger.understood():
@@ -121,7 +122,8 @@ def lessons_of_runs(ledgers: Iterable[Ledger]) -> list[Lesson]:
                     if each.where == where and (seen is not None or status == "infeasible"):
                         told.add(each.roofline, seen.step_time_s if seen and status != "infeasible" else np.inf)
                 found.append((f"{run_dir.name} on {where}", told))
-    return _enough(found)
+            lessons += _enough(found)
+    return lessons
 
 
 def _enough(told: Iterable[tuple[str, _Told]]) -> list[Lesson]:

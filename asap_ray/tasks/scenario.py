@@ -29,7 +29,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.knowledge import load_cards
 from asap_ray.ledger import Ledger
 from asap_ray.narrowing import Narrowing, fixed
-from asap_ray.physics.estimate import Estimate
+from asap_ray.physics.estimate import RESOURCES, Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES
 from asap_ray.report.answer import Answer, SliceAnswer
@@ -164,11 +164,18 @@ def scenario_from_mapping(given: Mapping[str, Any]) -> Scenario:
         sizes = isinstance(mesh, Mapping) and all(type(size) is int and size > 0 for size in mesh.values())
         if not sizes or not set(mesh) <= set(PAPER_AXES):
             raise ConfigError(f"scenario.{name}", mesh, f"sizes of the axes {', '.join(PAPER_AXES)}: {{model: 8}}")
-    if not isinstance(given["data_as"], list) or not set(given["data_as"]) <= set(READINGS):
+    if not isinstance(given["data_as"], list) or not all(each in READINGS for each in given["data_as"]):
         raise ConfigError("scenario.data_as", given["data_as"], f"a list of {', '.join(READINGS)}", READINGS)
+    for name in ("name", "about", "reason", "source"):
+        if not isinstance(given[name], str) or not given[name].isprintable():
+            raise ConfigError(f"scenario.{name}", given[name], "one line of text")
     reported = given["reported"]
     if not isinstance(reported, Mapping) or set(reported) != {"text", "speedup"}:
         raise ConfigError("scenario.reported", reported, "a text and a speedup: {text: 1.43x, speedup: 1.43}")
+    if not isinstance(reported["text"], str) or type(reported["speedup"]) not in (int, float):
+        raise ConfigError("scenario.reported", reported, "a text and a speedup: {text: 1.43x, speedup: 1.43}")
+    if not isinstance(given["bound"], list) or not all(each in RESOURCES for each in given["bound"]):
+        raise ConfigError("scenario.bound", given["bound"], f"a list of {', '.join(RESOURCES)}", RESOURCES)
     return Scenario(**given)
 
 

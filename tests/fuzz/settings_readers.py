@@ -136,9 +136,15 @@ def _groups() -> Iterator[Reader]:
         "calibration": lambda given: calibrations_from_mappings({**CALIBRATIONS, "mine": given}),
     }
     for group, read in groups.items():
-        yield Reader(name=f"conf/{group}", read=read, inputs=mappings(list(load_group(group).values())))
+        yield Reader(name=f"conf/{group}", read=read, inputs=mappings(_samples(group)))
     cards = [read_settings(path) for path in sorted((data_dir("knowledge") / "cards").glob("*.yaml"))]
     yield Reader(name="cards", read=lambda given: card_from_mapping("mine", given), inputs=mappings(cards))
+
+
+def _samples(group: str) -> list[dict[str, Any]]:
+    """What is read of the carried files of a group; of a scenario Hydra hands on one part."""
+    found = load_group(group)
+    return [{"name": name, **given["scenario"]} if group == "scenario" else given for name, given in found.items()]
 
 
 def _texts(group: str) -> list[str]:
