@@ -69,7 +69,7 @@ def tighten_line(label: str, bound: Bound, names: dict[Plan, str], best: Plan) -
 
 
 def at_most(share: float) -> str:
-    """A share that must not be shown smaller than it is: rounded up to a tenth of a percent, a large one to a whole one."""
+    """A share that is never shown smaller than it is: rounded up to tenths of a percent, to whole ones from 10 on."""
     if share >= 10.0:
         return f"{math.ceil(100 * share * (1 - 1e-12)):,}%"
     return f"{math.ceil(1000 * share * (1 - 1e-12)) / 10:.1f}%"
