@@ -8,6 +8,11 @@ from typing import NamedTuple
 import networkx as nx
 
 MARK = "<!-- layers -->"
+PICTURE = """\
+![Layers and their imports: an arrow points at what a layer imports](layers.svg)
+
+An arrow that follows from others is left out of the picture."""
+"""What the site has in the place of `<!-- picture -->`."""
 WIDTH, HEIGHT, GAP = 118, 34, 40
 """Of a box and of the space between rows, in pixels."""
 

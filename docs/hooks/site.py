@@ -37,7 +37,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the keys and names into the reference, and the site's address of the page beside the tables into links."""
+    """Put in what is made (keys and names, the picture), and the site's address of the page beside the tables."""
     if page.file.src_uri == "reference.md":
         return _beside("reference").filled(markdown)
+    if page.file.src_uri == "architecture.md":
+        return markdown.replace("<!-- picture -->", _beside("layers").PICTURE)
     return markdown.replace("../knowledge/measured/README.md", MEASURED)
