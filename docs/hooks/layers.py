@@ -13,7 +13,7 @@ PICTURE = """\
 
 An arrow that follows from others is left out of the picture."""
 """What the site has in the place of `<!-- picture -->`."""
-WIDTH, HEIGHT, GAP = 118, 34, 40
+WIDTH, HEIGHT, GAP = 104, 32, 48
 """Of a box and of the space between rows, in pixels."""
 
 
@@ -39,19 +39,21 @@ def drawn(layers: tuple[Layer, ...]) -> str:
     """The picture as SVG: each layer above all that it imports, and only arrows that follow from no others."""
     graph = nx.DiGraph([(layer.name, other) for layer in layers for other in layer.imports])
     graph.add_nodes_from(layer.name for layer in layers)
+    graph = nx.transitive_reduction(graph)
     rows = [sorted(row) for row in nx.topological_generations(graph)]
-    across = max(map(len, rows)) * (WIDTH + GAP)
-    step = HEIGHT + GAP
-    at = {
-        name: (across * (i + 0.5) / len(row), 10 + HEIGHT / 2 + step * depth)
-        for depth, row in enumerate(rows)
-        for i, name in enumerate(row)
-    }
-    arrows = [_arrow(at[a], at[b]) for a, b in nx.transitive_reduction(graph).edges]
+    across, step = max(map(len, rows)) * (WIDTH + GAP), HEIGHT + GAP
+    at: dict[str, tuple[float, float]] = {}
+    for depth, row in enumerate(rows):
+        above = {name: [at[each][0] for each in graph.predecessors(name)] for name in row}
+        row.sort(key=lambda name: sum(above[name]) / max(len(above[name]), 1))  # below what points at it
+        for i, name in enumerate(row):
+            at[name] = across * (i + 0.5) / len(row), 10 + HEIGHT / 2 + step * depth
+    arrows = [_arrow(at[a], at[b]) for a, b in graph.edges]
     boxes = [_box(name, *where) for name, where in at.items()]
+    size = f"{across:.0f}", f"{step * len(rows):.0f}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across:.0f} {step * len(rows):.0f}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {" ".join(size)}" width="{size[0]}" height="{size[1]}" '
             'font-family="sans-serif" font-size="14" text-anchor="middle">',
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
             '<path d="M0 0 8 4 0 8z" fill="#5c6bc0"/></marker></defs>',
