@@ -50,10 +50,10 @@ def drawn(layers: tuple[Layer, ...]) -> str:
             at[name] = across * (i + 0.5) / len(row), 10 + HEIGHT / 2 + step * depth
     arrows = [_arrow(at[a], at[b]) for a, b in graph.edges]
     boxes = [_box(name, *where) for name, where in at.items()]
-    size = f"{across:.0f}", f"{step * len(rows):.0f}"
+    wide, high = f"{across:.0f}", f"{step * len(rows):.0f}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {" ".join(size)}" width="{size[0]}" height="{size[1]}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" height="{high}" '
             'font-family="sans-serif" font-size="14" text-anchor="middle">',
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
             '<path d="M0 0 8 4 0 8z" fill="#5c6bc0"/></marker></defs>',
