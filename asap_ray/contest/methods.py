@@ -253,8 +253,3 @@ def ablations() -> list[Method]:
 def seeds_of(method: Method, seeds: int) -> range:
     """The seeds that a method is played with: one where seeds change nothing."""
     return range(seeds if method.seeded else 1)
-
-
-def abouts(methods: list[Method]) -> Mapping[str, str]:
-    """What is told of each method."""
-    return {each.name: each.about for each in methods}

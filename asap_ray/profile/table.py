@@ -77,11 +77,6 @@ class Op:
     source: str = ""
     overlaps_with: tuple[str, ...] = ()
 
-    @property
-    def hidden_s(self) -> float:
-        """Seconds in which it works beside others."""
-        return max(self.seconds - self.exposed_s, 0.0)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
@@ -120,13 +115,6 @@ class Profile:
         """Ops that move bytes between devices."""
         return tuple(op for op in self.ops if op.category in COLLECTIVES)
 
-    def exposed_by_axes(self) -> dict[tuple[str, ...], float]:
-        """Exposed seconds of collectives by the mesh axes they run over, largest first."""
-        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for op in self.collectives:
-            found[op.axes] += op.exposed_s
-        return _falling(found)
-
     def overlap(self) -> float | None:
         """The share of all traffic that hides, or None where there is none."""
         busy = self.total("seconds", self.collectives)
@@ -135,10 +123,6 @@ class Profile:
     def top(self, count: int = 10, figure: str = "exposed_s") -> tuple[Op, ...]:
         """The ops with most of a figure."""
         return tuple(sorted(self.ops, key=lambda op: -getattr(op, figure))[:count])
-
-    def redundant_flops(self, own: float) -> float:
-        """FLOPs beyond a workload's `own` on one device, over these: recomputation, bubbles, padding, wasted work."""
-        return (self.total("flops") + self.total("redone_flops")) / own - 1.0
 
     def mxu_use(self, peak_flops: float) -> float:
         """Share of the matrix units' peak that the whole step uses."""
@@ -210,11 +194,6 @@ class Profile:
 def from_row(row: Mapping[str, Any]) -> Op:
     """An op from its row."""
     return Op(**{**row, "axes": tuple(row["axes"]), "overlaps_with": tuple(row["overlaps_with"])})
-
-
-def use_of_peak(op: Op, peak_flops: float) -> float:
-    """The share of the matrix units' peak that an op reaches while it works."""
-    return _share(op.flops + op.redone_flops, op.seconds * peak_flops)
 
 
 def _share(part: float, whole: float) -> float:
