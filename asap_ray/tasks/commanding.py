@@ -212,7 +212,10 @@ def _asked(argv: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, 
         ended = subprocess.run(
             argv, capture_output=True, text=True, timeout=PROBE_S, env=dict(environment), stdin=subprocess.DEVNULL
         )
-        return json.loads(ended.stdout.splitlines()[-1])
+        said = json.loads(ended.stdout.splitlines()[-1])
+        if not isinstance(said, dict) or not isinstance(said.get("versions"), dict):
+            raise ValueError("it says something else")
+        return said
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         raise ConfigError("command.python", argv[0], "the path of a Python interpreter that can be run") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from asap_ray.compiler.request import Build
 
-MOST_BYTES = 2**29
+MOST_BYTES = 2**28
 """Of a result's text: the largest programs have some tens of MB."""
 KEPT = ("complete", "infeasible")
 """What is kept: a crash may not come again, and a deadline says more of the machine than of the plan."""

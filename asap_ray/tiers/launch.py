@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,9 +226,11 @@ def file_text(name: str, content: Mapping[str, Any]) -> str:
 
 
 def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    # A text in JSON is a text in TOML, and so are lists, numbers and truth values.
-    own = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
-    lines = [f"[{'.'.join(map(json.dumps, path))}]", *own] if path else own
+    # A text in JSON is a text in TOML, and so are lists, numbers and truth values; but for escapes in pairs, which JSON
+    # has for what lies beyond 16 bits, so that nothing is escaped that need not be.
+    written = partial(json.dumps, ensure_ascii=False)
+    own = [f"{written(key)} = {written(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
+    lines = [f"[{'.'.join(map(written, path))}]", *own] if path else own
     for key, value in table.items():
         if isinstance(value, Mapping):
             lines += ["", *_toml(value, (*path, key))]

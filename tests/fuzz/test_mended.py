@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ from asap_ray.tasks.scenario import scenario_from_mapping
 from asap_ray.tasks.shipping import _is_wheel
 from asap_ray.tiers.cache import Cache
 from asap_ray.tiers.compile_with import build_of
-from asap_ray.tiers.launch import Ran
+from asap_ray.tiers.launch import Ran, file_text
 from asap_ray.tiers.recorded import read_record
 from tests.fuzz import bombs
 from tests.fuzz.everything import everything
@@ -222,6 +223,11 @@ def test_a_table_is_read_only_if_it_unpacks_to_what_memory_holds(tmp_path: Path)
     path.write_bytes(bombs.parquet_bomb(("hardware", "framework", "chips"), rows=300_000))
     with pytest.raises(ConfigError, match="bytes of text"):
         read_tables("compare.tables", [path])
+
+
+def test_a_trainers_toml_holds_any_text(tmp_path: Path) -> None:
+    given = {"a": "llama \U0001f999", "b": {"\U0001f999": ["x", 1]}}
+    assert tomllib.loads(file_text("a.toml", given)) == given
 
 
 def test_events_of_other_types_are_refused_by_show(command: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from asap_ray.__main__ import _told
 from asap_ray.redaction import REDACTED, hidden
 from asap_ray.tasks import compiling
+from asap_ray.tiers.launch import _scrub
 from tests.agents.llm_server import LlmServer, fails, says
 from tests.tasks.pretend import Pretend
 from tests.tasks.test_llm import LOOP, model, role_of
@@ -128,6 +129,13 @@ def test_a_variable_that_cannot_be_used_is_named_and_not_quoted(
     for words in ((*RUN, "agents=llm"), ("task=nightly", "nightly=small", "nightly.webhook_hosts=[a.example]")):
         ended = command(*words)
         assert leaks(ended.out, ended.err) == []
+
+
+def test_a_log_that_is_kept_lacks_what_its_trainer_was_given(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    log.write_bytes(b"step 1\xff\nlogin with " + PLAIN.encode() + b"\n")
+    _scrub(log, [PLAIN])
+    assert log.read_bytes() == b"step 1\xff\nlogin with ***\n"
 
 
 def test_a_traceback_tells_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
