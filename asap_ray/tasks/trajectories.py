@@ -79,7 +79,13 @@ def run(config: Config) -> int:
     if not steps:
         allowed = f"a directory with runs in it, their {NAME}, in which a plan was tried"
         raise ConfigError("run_dir", config.run_path, allowed)
-    paths = write_files(config, lambda: _write(steps, config.run_path / FOLDER))
+    try:
+        paths = write_files(config, lambda: _write(steps, config.run_path / FOLDER))
+    except (TypeError, ValueError) as error:  # a run of another version, whose figures are of other kinds
+        if isinstance(error, ConfigError):
+            raise
+        allowed = f"a directory of runs that this version has written ({shown(error)})"
+        raise ConfigError("run_dir", config.run_path, allowed) from error
     worth = sum(each.reward for each in steps) / len(steps)
     fields = {"task": config.task, "run_dir": str(config.run_path), "steps": len(steps), "mean_reward": worth}
     told = [("steps", f"{len(steps):,} of {len(ledgers)} runs, worth {worth:.2f} on average")]

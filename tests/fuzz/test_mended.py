@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from asap_ray.recipe import Recipe
 from asap_ray.settings import load_group
 from asap_ray.tasks import shipping
 from asap_ray.tasks.bundles import bundle_from_mapping
+from asap_ray.tasks.night.lock import _gone, _owner
 from asap_ray.tasks.scenario import scenario_from_mapping
 from asap_ray.tasks.shipping import _is_wheel
 from asap_ray.tiers.cache import Cache
@@ -177,6 +179,13 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: bytes) -> None:
     (tmp_path / NAME).write_bytes(line + b"\n")
     with pytest.raises(ConfigError, match="line 1 is no event"):
         list(Ledger(tmp_path).events())
+
+
+@pytest.mark.parametrize("pid", [2**63, -1, True, "1", None])
+def test_a_lock_of_a_process_that_cannot_be_is_judged_by_its_age(tmp_path: Path, pid: object) -> None:
+    path = tmp_path / "night.lock"
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
+    assert _gone(tmp_path, path, _owner(path)) is (pid == 2**63)
 
 
 def test_a_cached_result_that_unpacks_without_end_is_none(tmp_path: Path) -> None:

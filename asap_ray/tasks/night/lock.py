@@ -85,12 +85,12 @@ def _owner(path: Path) -> dict[str, Any]:
 
 
 def _gone(root: Path, path: Path, owner: Mapping[str, Any]) -> bool:
-    if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
+    if owner.get("host") == socket.gethostname() and type(owner.get("pid")) is int:
         if owner["pid"] == os.getpid():  # a container that was started again has the name and the number of before
             return owner.get("token") not in _HELD
         try:
             os.kill(owner["pid"], 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):  # no process has such a number
             return True
         except PermissionError:
             pass
