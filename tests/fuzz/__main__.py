@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from tests.fuzz.everything import everything
+from tests.fuzz.places import swept
 from tests.fuzz.running import Figures, Reader, fuzz
 
 HEAD = f"{'reader':<28} {'examples':>8} {'refused':>8} {'accepted':>8} {'crashes':>8} {'peak MB':>8} {'slowest ms':>11}"
@@ -66,7 +67,10 @@ def apart(reader: Reader, examples: int, seed: int) -> Figures:
 
 
 def _tell(end: Connection, reader: Reader, examples: int, seed: int) -> None:
-    end.send(fuzz(reader, examples, seed))
+    try:
+        end.send(fuzz(reader, examples, seed))
+    finally:
+        swept()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,12 @@ def folder() -> Path:
     return Path(_folder(os.getpid()).name)
 
 
+def swept() -> None:
+    """Take the folder away, where a process ends without its finalizers."""
+    _folder(os.getpid()).cleanup()
+    _folder.cache_clear()
+
+
 def placed(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
     """A reader of bytes from a reader of a path: they are written under that name first."""
 
