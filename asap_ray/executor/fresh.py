@@ -53,8 +53,10 @@ def start(job: Job) -> Fresh:
     # Spawned, not forked: a job may load a compiler or a runtime that does not survive a fork.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    output = tempfile.NamedTemporaryFile(prefix="asap_ray_") if job.isolated else None  # noqa: SIM115 (closed by end)
-    process = context.Process(target=_work, args=(job, theirs, output and output.name), daemon=True)
+    # Without a name, so that it is gone with the last process that has it open, however that ends.
+    output = tempfile.TemporaryFile() if job.isolated else None  # noqa: SIM115 (closed by end)
+    place = output and f"/proc/{os.getpid()}/fd/{output.fileno()}"
+    process = context.Process(target=_work, args=(job, theirs, place), daemon=True)
     # Ctrl-C is for the parent, which ends its children: one that is still starting would print a traceback of its own.
     resource_tracker.ensure_running()  # its first start would lift the mask
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

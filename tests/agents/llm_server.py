@@ -132,8 +132,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, script: Script, without: Sequence[str], models: Sequence[str]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, script: Script, without: Sequence[str], models: Sequence[str], port: int) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.script, self.without, self.models = script, without, models
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -158,8 +158,10 @@ class LlmServer:
     `max_completion_tokens`) that it refuses with 400. Refusals take their places in a script too.
     """
 
-    def __init__(self, script: Script, *, without: Sequence[str] = (), models: Sequence[str] = ("scripted",)) -> None:
-        self._server = _Server(script, without, models)
+    def __init__(
+        self, script: Script, *, without: Sequence[str] = (), models: Sequence[str] = ("scripted",), port: int = 0
+    ) -> None:
+        self._server = _Server(script, without, models, port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     def __enter__(self) -> LlmServer:

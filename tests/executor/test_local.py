@@ -146,7 +146,8 @@ from asap_ray.executor import local
 from asap_ray.tiers.protocol import Job
 
 if __name__ == "__main__":
-    jobs = [Job(name=str(n), work=chores.wait_forever, arguments=(f"{sys.argv[2]}/{n}",)) for n in range(2)]
+    places = [f"{sys.argv[2]}/{n}" for n in range(2)]
+    jobs = [Job(name=each, work=chores.wait_forever, arguments=(each,), isolated=True) for each in places]
     try:
         list(local.run(jobs, workers=2))
     except KeyboardInterrupt:
@@ -161,6 +162,7 @@ def parent(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     path = f"{Path(chores.__file__).parent}:{Path(local.__file__).parents[2]}"
+    (temporary := tmp_path / "temporary").mkdir()
 
     def start() -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -169,6 +171,7 @@ def parent(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
         started.append(process)
         return process
@@ -204,6 +207,7 @@ def test_a_parent_that_is_killed_takes_its_jobs_with_it(
     process.kill()
     for pid in pids(tmp_path):
         gone(pid)
+    assert list((tmp_path / "temporary").iterdir()) == [], "what they wrote had no name"
 
 
 def test_one_job_without_a_deadline_runs_in_this_process() -> None:
