@@ -14,11 +14,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from asap_ray import __version__
 from asap_ray.errors import AsapError
 from asap_ray.redaction import hidden
+
+if TYPE_CHECKING:
+    from asap_ray.config import Config
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,7 +104,10 @@ def _run(args: argparse.Namespace) -> int:
     words = [*args.words, *([f"config_dir={args.config_dir}"] if args.config_dir is not None else [])]
     configs = [configure(job) for job in jobs(words, multirun=args.multirun)]
     if args.multirun:  # jobs of one sweep must not write over each other
-        configs = [dataclasses.replace(each, run_dir=str(each.run_path / str(i))) for i, each in enumerate(configs)]
+        configs = [
+            dataclasses.replace(each, run_dir=f"{each.remote_dir or each.run_path}/{i}")
+            for i, each in enumerate(configs)
+        ]
     if args.cfg:
         from omegaconf import OmegaConf
 
@@ -109,7 +115,14 @@ def _run(args: argparse.Namespace) -> int:
             hidden("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(each)) for each in configs), os.environ), end=""
         )
         return 0
-    return max(importlib.import_module(f"asap_ray.tasks.{each.task}").run(each) for each in configs)
+    return max(_task(each) for each in configs)
+
+
+def _task(config: Config) -> int:
+    from asap_ray.tasks.mirror import mirrored
+
+    with mirrored(config):
+        return importlib.import_module(f"asap_ray.tasks.{config.task}").run(config)
 
 
 if __name__ == "__main__":

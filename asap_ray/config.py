@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from asap_ray.remote import local_side, scheme_of
+
 MODEL_FREE = ("validate", "calibrate", "show", "export", "remember", "train_policy", "doctor", "nightly")
 """Tasks that need neither a model nor hardware."""
 TUNING = ("tune", "doctor", "compare", "nightly")
@@ -461,7 +463,8 @@ class Config:
     run_dir: str | None = field(
         default=None,
         metadata=_help(
-            "where the files go; null is runs/<model>-<hardware>-<stack>, with a hash of all else that was asked for"
+            "where the files go, a path or a URI such as s3://bucket/folder (gs://, abfs://, hdfs://, file://, or what "
+            "fsspec knows); null is runs/<model>-<hardware>-<stack>, with a hash of all else that was asked for"
         ),
     )
     output: str = field(
@@ -546,8 +549,15 @@ class Config:
         return str(self.stack.get("name", "stack"))
 
     @property
+    def remote_dir(self) -> str | None:
+        """The run directory where it is a URI: the folder out there of which `run_path` is this machine's side."""
+        return self.run_dir if scheme_of(self.run_dir) else None
+
+    @property
     def run_path(self) -> Path:
         """The run directory, absolute; the task creates it."""
+        if self.remote_dir is not None:
+            return local_side(self.remote_dir)
         # os.path leaves ~name as it is where there is no such user; Path raises.
         return Path(os.path.expanduser(self.run_dir or default_run_dir(self))).absolute()
 

@@ -78,16 +78,23 @@ class Ledger:
         Raises:
             ConfigError: the file cannot be read, or a line amid it is no event.
         """
+        for number, line in enumerate(self._lines(), 1):
+            event = self._event(number, line)
+            if kind is None or event["kind"] == kind:
+                yield event
+
+    def _lines(self) -> Iterator[bytes]:
+        """Whole lines, one at a time: a file of many trials is larger than what is made of it."""
         try:
-            *lines, _torn = self.path.read_bytes().split(b"\n")
+            with self.path.open("rb") as file:
+                left = os.fstat(file.fileno()).st_size
+                while left and (line := file.readline(left)).endswith(b"\n"):
+                    left -= len(line)
+                    yield line
         except FileNotFoundError:
             return
         except OSError as error:
             raise self.unreadable(error.strerror or str(error)) from error
-        for number, line in enumerate(lines, 1):
-            event = self._event(number, line)
-            if kind is None or event["kind"] == kind:
-                yield event
 
     def unreadable(self, why: str) -> ConfigError:
         """The error to raise where what the file holds cannot be used."""

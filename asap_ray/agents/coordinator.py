@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from asap_ray.search.protocol import Candidate, Result, Told, best_of
 from asap_ray.search.study import Study
 
 ANALYZER = "analyzer"
+KNOWN = 1000
+"""Trials that are looked at, the latest and the fastest: what more of them say, these say too."""
 PATIENCE = 2
 """Rounds without a gain before an adviser may end a search."""
 
@@ -72,6 +75,16 @@ class Coordinator:
     _told: list[Told] = field(default_factory=list)
     _record: dict[str, list[int]] = field(default_factory=dict)
     _since_gain: int = 0
+    _best: Result | None = None
+    _fastest: Result | None = None
+    _varied: list[Result] = field(default_factory=list)
+    _untried: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is tried yet; a baseline may be there."""
+        self._untried = np.ones(len(self.pool), bool)
+        self._best = self._fastest = best_of(self.results)
+
     _advice: Advice | None = None
 
     def ask(self, count: int) -> list[Candidate]:
@@ -90,9 +103,13 @@ class Coordinator:
 
     def tell(self, results: Sequence[Result]) -> None:
         """Judge the predictions of a round, look for faults, and learn."""
-        by_number = {each.candidate.number: each for each in (*self.results, *results)}
-        before, self.results = best_of(self.results), [*self.results, *results]
-        self._since_gain = self._since_gain + 1 if best_of(self.results) is before else 0
+        before, self.results = self._best, [*self.results, *results][-KNOWN:]
+        self._best = best_of([*([before] if before else []), *results])
+        plain = [each for each in results if not each.candidate.recipe]
+        self._varied += [each for each in results if each.candidate.recipe]
+        self._fastest = best_of([*([self._fastest] if self._fastest else []), *plain])
+        by_number = {each.candidate.number: each for each in (*self._leaders, *self.results)}
+        self._since_gain = self._since_gain + 1 if self._best is before else 0
         self._analysis = self._advice = None
         for each in results:
             self.study.tell(each)
@@ -116,7 +133,7 @@ class Coordinator:
 
     def _plans_end(self) -> str | None:
         """Why no plan that is left is worth a trial."""
-        best, left = best_of(self.results), ~self._is_tried()
+        best, left = self._best, self._untried
         if not left.any():
             return "every plan that is legal and fits was tried"
         if best is None or best.step_time_s is None:
@@ -179,7 +196,7 @@ class Coordinator:
 
     def brief(self) -> Brief:
         """What a brain is told now."""
-        best, plain = best_of(self.results), self._plain
+        best, plain = self._best, self._plain
         closed, open_ = {}, np.ones(len(self.pool), bool)
         for name, mask in self._masks(best).items():
             closed[name] = int((open_ & ~mask).sum())
@@ -187,16 +204,16 @@ class Coordinator:
         return Brief(
             pool=self.pool,
             results=tuple(plain),
-            best=best_of(plain),
+            best=self._fastest,
             analysis=self.analysis,
             expected_s=self.analysis.expected(self.pool),
             open=open_,
-            tried=dict(self._tried),
+            tried=MappingProxyType(self._tried),
             narrowings=tuple(self._narrowed.values()),
             closed=closed,
             diagnosing=self.rules.diagnosing,
             program=self.program,
-            varied=tuple(each for each in self.results if each.candidate.recipe),
+            varied=tuple(self._varied),
             genes=self.genes,
             price=self.price,
             recall=self.recall,
@@ -205,11 +222,23 @@ class Coordinator:
     @property
     def _plain(self) -> list[Result]:
         """Trials of plans alone."""
-        return [each for each in self.results if not each.candidate.recipe]
+        return [each for each in self._known if not each.candidate.recipe]
+
+    @property
+    def _leaders(self) -> list[Result]:
+        """The fastest trial, and the fastest of plans alone."""
+        return [each for each in (self._best, self._fastest) if each is not None]
+
+    @property
+    def _known(self) -> list[Result]:
+        """The latest trials, and the fastest where they are older."""
+        first = self.results[0].candidate.number if self.results else 0
+        older = {each.candidate.number: each for each in self._leaders if each.candidate.number < first}
+        return [*(older[number] for number in sorted(older)), *self.results]
 
     def _masks(self, best: Result | None) -> dict[str, np.ndarray]:
         """What leaves which plans open [plans], by name."""
-        masks = {"tried": ~self._is_tried(), "memory": fitting(self.pool, self.analysis.memory)}
+        masks = {"tried": self._untried.copy(), "memory": fitting(self.pool, self.analysis.memory)}
         if best is not None and best.step_time_s is not None:
             masks["floor"] = self.pool.floor_s < best.step_time_s
         if self._narrowed:
@@ -218,10 +247,9 @@ class Coordinator:
             )
         return masks
 
-    def _is_tried(self) -> np.ndarray:
-        tried = np.zeros(len(self.pool), bool)
-        tried[list(self._tried)] = True
-        return tried
+    def _take(self, row: int, number: int) -> None:
+        self._tried[row] = number
+        self._untried[row] = False
 
     def _verified(self, brief: Brief, count: int) -> list[Proposal]:
         """Proposals that may be tried; why others may not is told."""
@@ -239,7 +267,7 @@ class Coordinator:
         assert row is not None, "the Verifier lets only plans of the pool pass"
         number = self.study.enqueue(row, proposal.recipe)
         if not proposal.recipe:
-            self._tried[row] = number
+            self._take(row, number)
         author = proposal.author or self.brain.name
         proposal = replace(proposal, author=author, confidence=self._confidence(proposal, row))
         self._tell("proposal", round=self.rounds, trial=number, **_told(proposal))
@@ -248,7 +276,7 @@ class Coordinator:
 
     def _confidence(self, proposal: Proposal, row: int) -> float | None:
         """How likely a proposal beats the best trial; None before there is one."""
-        best = best_of(self.results)
+        best = self._best
         if best is None or best.step_time_s is None:
             return None
         confirmed, refuted = self._record.get(proposal.author, (0, 0))
@@ -259,7 +287,7 @@ class Coordinator:
 
     def _sample(self, brief: Brief, count: int) -> list[Candidate]:
         """The sampler's trials, among the open plans that could still win."""
-        open_ = brief.open & brief.likely & ~self._is_tried()
+        open_ = brief.open & brief.likely & self._untried
         first = open_ & np.logical_and.reduce([open_, *(each.open(self.pool.columns) for each in self.advice.last)])
         found = []
         for _ in range(count):
@@ -267,7 +295,7 @@ class Coordinator:
                 break
             number, row = asked
             open_[row] = first[row] = False
-            self._tried[row] = number
+            self._take(row, number)
             self._sampled += 1
             candidate = Candidate(number=number, plan=self.pool.plan(row), author="sampler")
             self._tell("sample", round=self.rounds, trial=number, plan=candidate.plan.line)
@@ -284,7 +312,7 @@ class Coordinator:
     def _narrow(self) -> None:
         """Close the plans that share a fault, costliest first, where others that are open are expected to be faster."""
         analysis, expected = self.analysis, self.analysis.expected(self.pool)
-        masks = self._masks(best_of(self.results))
+        masks = self._masks(self._best)
         left = np.logical_and.reduce([mask for name, mask in masks.items() if name != "narrowed"])
         wanted: dict[Mechanism, Narrowing] = {}
         closed: dict[Mechanism, int] = {}

@@ -128,9 +128,9 @@ def _limit(brief: Brief) -> float:
 
 def _too_big(brief: Brief) -> Result | None:
     """The last trial that did not fit and was expected to be about as fast as the best, or faster."""
-    rows = {number: row for row, number in brief.tried.items()}
     lost = (each for each in reversed(brief.results) if each.status == "infeasible")
-    return next((each for each in lost if brief.expected_s[rows[each.candidate.number]] <= _limit(brief)), None)
+    rows = ((each, row) for each in lost if (row := brief.pool.row(each.candidate.plan)) is not None)
+    return next((each for each, row in rows if brief.expected_s[row] <= _limit(brief)), None)
 
 
 def flags_of(brief: Brief, base: Result, moves: Sequence[Mapping[str, str]]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from asap_ray.config import Config
 from asap_ray.errors import ConfigError
+from asap_ray.remote import check_scheme
 
 
 def check_config_dir(config_dir: str | None) -> str | None:
@@ -23,7 +24,10 @@ def check_config_dir(config_dir: str | None) -> str | None:
 
 
 def check_run_dir(config: Config) -> None:
-    """The run directory exists or can be made; to be shown it need not be writable."""
+    """The run directory exists or can be made; to be shown it need not be writable. A URI is one that can be reached
+    by what is installed; whether it may be written to is seen when the task begins, before Ray does."""
+    if config.remote_dir is not None:
+        check_scheme("run_dir", config.remote_dir)
     _check_folder("run_dir", config.run_path, written=config.task not in ("show", "remember", "doctor"))
 
 

@@ -44,21 +44,24 @@ class Simulated:
         """As `protocol.Executor.stream`."""
         held, started = None, 0
         running: list[tuple[float, int, Job]] = []  # a heap: the first to end on top
+        taken = 0.0
         while True:
             while len(running) < max(self.workers, 1):
                 held = held or source()
-                if held is None or not self._has_room(held, [job for *_, job in running]):
+                if held is None or not self._has_room(held, taken if running else None):
                     break
                 heapq.heappush(running, (self._end_of(held), started, held))
+                taken += held.memory_bytes
                 held, started = None, started + 1
             if not running:
                 return
             self.now, _, job = heapq.heappop(running)
+            taken -= job.memory_bytes
             yield self._outcome(job)
 
-    def _has_room(self, job: Job, running: list[Job]) -> bool:
-        taken = sum(each.memory_bytes for each in running)
-        return not running or not job.memory_bytes or taken + job.memory_bytes <= self.memory_bytes
+    def _has_room(self, job: Job, taken: float | None) -> bool:
+        """Whether a job may start beside those that have taken so much; None where none runs."""
+        return taken is None or not job.memory_bytes or taken + job.memory_bytes <= self.memory_bytes
 
     def _end_of(self, job: Job) -> float:
         record = self.records.get(job.name)

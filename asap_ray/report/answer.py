@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ class Confirmed:
         return pooled(self.steps_s, self.spread)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Searched:
     """What trials said of the plans of one slice; `source` is the tier that they went through.
 
@@ -99,7 +100,7 @@ class Searched:
     recall: Recall | None = None
     confirmed: tuple[Confirmed, ...] = ()
 
-    @property
+    @cached_property
     def ranked(self) -> tuple[Tried, ...]:
         """The plans that compiled with the first bundle, fastest first."""
         return tuple(sorted(self._complete(base=True), key=_step_of))
@@ -144,7 +145,12 @@ class Searched:
 
     def of(self, plan: Plan, bundle: str) -> Tried | None:
         """What came of a plan with a bundle."""
-        return next((each for each in self.trials if (each.finding.plan, each.bundle) == (plan, bundle)), None)
+        return self._by_plan.get((plan, bundle))
+
+    @cached_property
+    def _by_plan(self) -> dict[tuple[Plan, str], Tried]:
+        """The first trial of each plan with each bundle."""
+        return {(each.finding.plan, each.bundle): each for each in reversed(self.trials)}
 
     def no_op(self, tried: Tried) -> bool:
         """Whether another bundle of flags has left the program as it was, instruction by instruction."""

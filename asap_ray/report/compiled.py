@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import COMPILER, Answer, Searched, SliceAnswer, Tried
 from asap_ray.report.observed import observed_facts
-from asap_ray.report.outline import Block, Grid, ranking
+from asap_ray.report.outline import Block, Grid, ranking, shortened
 from asap_ray.report.told import words_of
 from asap_ray.step_times import gain
 
@@ -46,11 +46,13 @@ def slice_blocks(answer: Answer, one: SliceAnswer, found: Searched) -> Iterator[
     words, where = words_of(found.source), one.slice.name
     on = "for" if found.source == "compile" else "on"
     if found.ranked:
-        yield Block(title=f"{words.done.capitalize()} {on} {where}", grid=compiled_grid(found, before_of(one, found)))
+        yield Block(
+            title=f"{words.done.capitalize()} {on} {where}", grid=shortened(compiled_grid(found, before_of(one, found)))
+        )
     if found.unfinished:
-        yield Block(title=f"{words.undone.capitalize()} {on} {where}", grid=unfinished_grid(found))
+        yield Block(title=f"{words.undone.capitalize()} {on} {where}", grid=shortened(unfinished_grid(found)))
     if found.flagged:
-        yield Block(title=f"Compiler flags on {one.slice.name}", grid=flags_grid(found))
+        yield Block(title=f"Compiler flags on {one.slice.name}", grid=shortened(flags_grid(found)))
     if found.confirmed:
         yield Block(title=f"Once more on {where}, alone and in turns", grid=confirmed_grid(found))
     seen = [*observed_facts(found.observed)] if found.observed else []

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import heapq
 import io
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asap_ray.errors import printable
 from asap_ray.plan import AXES, KNOBS
 from asap_ray.report import units
-from asap_ray.report.answer import Answer, SliceAnswer, Tried, usd_per_million_tokens
+from asap_ray.report.answer import Answer, Searched, SliceAnswer, Tried, usd_per_million_tokens
 from asap_ray.report.summary import finite
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from asap_ray.plan import Plan
 
 ID_BYTES = 5
+MOST = 1000
+"""Trials of one search that are listed: the fastest that came to a step, then those that did not. All are in
+`trials.parquet`."""
 
 
 def plan_id(plan: Plan) -> str:
@@ -43,7 +48,7 @@ def records(answer: Answer) -> list[dict[str, Any]]:
         told = dict(zip((priced.plan for priced in each.ranked), each.reasons, strict=False))
         tried = set()
         for searched, places in ((each.searched, run), (each.compiled, compiled)):
-            trials = [found for found in searched.trials if found.finding.plan not in tried] if searched else []
+            trials = [found for found in leading(searched) if found.finding.plan not in tried] if searched else []
             for found in trials:
                 record = _compiled_record(each, found, told.get(found.finding.plan))
                 (places if found.finding.estimate else missing).append(record)
@@ -55,6 +60,18 @@ def records(answer: Answer) -> list[dict[str, Any]]:
     for rank, record in enumerate(run + compiled + priced, start=1):
         record["rank"] = rank
     return finite(run + compiled + priced + missing)
+
+
+def leading(found: Searched) -> Sequence[Tried]:
+    """The trials of a search, or, of more than `MOST`, the fastest."""
+    if len(found.trials) <= MOST:
+        return found.trials
+    return heapq.nsmallest(MOST, found.trials, key=_place)
+
+
+def _place(tried: Tried) -> tuple[bool, float, int]:
+    estimate = tried.finding.estimate
+    return estimate is None, estimate.step_time_s if estimate else tried.roofline.step_time_s, tried.number
 
 
 def _compiled_record(answer: SliceAnswer, tried: Tried, reason: str | None) -> dict[str, Any]:

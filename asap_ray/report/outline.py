@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from asap_ray.physics.estimate import Estimate
     from asap_ray.workload import Workload
 
+MOST_ROWS = 200
+"""Rows of a table that a reader is shown at most."""
 NEXT_PLANS = 5
 TOO_BIG_PLANS = 3
 DERIVED = ("trials.parquet", "optuna.journal")
@@ -31,6 +33,15 @@ class Grid:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: tuple[str, ...] = ()
+
+
+def shortened(grid: Grid, most: int = MOST_ROWS) -> Grid:
+    """The first rows of a table that nobody would read to its end, and a row that says where the others are."""
+    if len(grid.rows) <= most:
+        return grid
+    left = f"{len(grid.rows) - most:,} more, as all are, in {DERIVED[0]}"
+    last = tuple(left if name == grid.words[-1] else "" for name in grid.header)
+    return replace(grid, rows=(*grid.rows[:most], last))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

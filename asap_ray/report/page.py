@@ -22,7 +22,7 @@ from asap_ray.report.leaderboard import plan_id
 from asap_ray.report.observed import observed_blocks
 from asap_ray.report.outline import Block, Grid, ranking
 from asap_ray.report.roofline_chart import roof_colours
-from asap_ray.report.search import round_words, search_blocks
+from asap_ray.report.search import recall_blocks, round_block, round_words, table_blocks, told_rounds
 from asap_ray.report.search_chart import author_colours
 
 if TYPE_CHECKING:
@@ -118,16 +118,18 @@ def _shown_block(block: Block) -> dict[str, Any]:
 
 def search(one: SliceAnswer) -> dict[str, Any]:
     """How the search went: its rounds, which a reader opens one by one, and the tables about all of them."""
-    rounds = [(found, each) for found in one.searches for each in found.rounds]
+    rounds = [(found, each) for found in one.searches for each in told_rounds(found)]
     several = len({found.source for found, _ in rounds}) > 1
-    names = [f"Round {each.number}{f', {found.source}' if several else ''}" for found, each in rounds]
-    blocks = list(search_blocks(one))
     return {
         "rounds": [
-            {**_shown_block(block), "title": name, "head": round_words(each, found)}
-            for block, name, (found, each) in zip(blocks, names, rounds, strict=False)
+            {
+                **_shown_block(round_block(each, found, one.slice.name)),
+                "title": f"Round {each.number}{f', {found.source}' if several else ''}",
+                "head": round_words(each, found),
+            }
+            for found, each in rounds
         ],
-        "tables": [_shown_block(each) for each in blocks[len(rounds) :]],
+        "tables": [_shown_block(each) for each in (*recall_blocks(one), *table_blocks(one))],
     }
 
 

@@ -12,9 +12,11 @@ from asap_ray.recall import Recall
 from asap_ray.report import sentences, units
 from asap_ray.report.answer import COMPILER, FLAGS, Searched, SliceAnswer, Tried
 from asap_ray.report.compiled import NOT_COMPILED, before_of
-from asap_ray.report.outline import Block, Grid
+from asap_ray.report.outline import Block, Grid, shortened
 from asap_ray.report.rounds import Proposed, Round
 
+MOST_ROUNDS = 60
+"""Rounds that are told one by one."""
 MASKS = {
     "tried": "tried by then",
     "memory": "would not fit, by what trials needed",
@@ -25,22 +27,49 @@ MASKS = {
 
 def search_blocks(one: SliceAnswer) -> Iterator[Block]:
     """Everything that was decided on a slice; none where no agents searched."""
+    yield from recall_blocks(one)
+    for found in one.searches:
+        for each in told_rounds(found):
+            yield round_block(each, found, one.slice.name)
+    yield from table_blocks(one)
+
+
+def recall_blocks(one: SliceAnswer) -> Iterator[Block]:
+    """What was recalled of earlier runs, where anything was."""
     if one.recall is not None and (facts := recall_facts(one.recall)):
         yield Block(title=f"Recalled for {one.slice.name}", facts=facts)
-    for found in one.searches:
-        for each in found.rounds:
-            yield round_block(each, found, one.slice.name)
+
+
+def table_blocks(one: SliceAnswer) -> Iterator[Block]:
+    """What is told of all rounds together."""
     for found in one.searches:
         yield from _tables(one, found)
+
+
+def told_rounds(found: Searched) -> tuple[Round, ...]:
+    """The rounds that a reader is shown: all of them, or the first, the last, and the last that found a faster plan."""
+    if len(found.rounds) <= MOST_ROUNDS:
+        return found.rounds
+    ends = MOST_ROUNDS // 3
+    best, faster = float("inf"), list[int]()
+    steps = {each.number: each.finding.estimate.step_time_s for each in found.trials if each.finding.estimate}
+    for place, each in enumerate(found.rounds):
+        step = min((steps.get(one.trial, best) for one in each.proposed), default=best)
+        if step < best:
+            best = step
+            faster.append(place)
+    count = len(found.rounds)
+    middle = [place for place in faster if ends <= place < count - ends][-ends:]
+    return tuple(found.rounds[place] for place in (*range(ends), *middle, *range(count - ends, count)))
 
 
 def _tables(one: SliceAnswer, found: Searched) -> Iterator[Block]:
     """Who removed what in a search, its profiles, and how good predictions were."""
     if rows := closed_rows(found):
         grid = Grid(header=("by", "what", "plans", "why"), rows=tuple(rows), words=("by", "what", "why"))
-        yield Block(title=f"What the trainer and agents removed on {one.slice.name}", grid=grid)
+        yield Block(title=f"What the trainer and agents removed on {one.slice.name}", grid=shortened(grid))
     if grid := profile_grid(found):
-        yield Block(title=f"Profiles of the trials on {one.slice.name}", grid=grid)
+        yield Block(title=f"Profiles of the trials on {one.slice.name}", grid=shortened(grid))
     if rows := accuracy_rows(found, before_of(one, found)):
         header = (
             "figure",
@@ -109,7 +138,8 @@ def round_words(each: Round, found: Searched) -> str:
 def round_grid(each: Round, found: Searched) -> Grid:
     """What was tried in a round: who asked, what was expected, and what came of it."""
     header = ("trial", "by", "card", "expected", "came to", "verdict", "plan")
-    trials = {tried.number: tried for tried in found.trials if tried.author != FLAGS}
+    wanted = {one.trial for one in each.proposed}
+    trials = {tried.number: tried for tried in found.trials if tried.number in wanted and tried.author != FLAGS}
     rows = tuple(
         (
             *(str(one.trial), one.author, one.card),

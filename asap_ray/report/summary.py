@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from asap_ray.physics.estimate import Estimate
 
 
+PLANS = 1000
+"""Trials of a search that a summary lists, the first of them; all are in `trials.parquet`."""
+
+
 def summary(answer: Answer) -> dict[str, Any]:
     """The answer as a JSON object: `best`, `certificate` and `space` are those of the slice with the fastest step.
 
@@ -96,7 +100,8 @@ def searched_fields(found: Searched | None) -> dict[str, Any] | None:
         "refused": dict(found.refused),
         "observed": observed_fields(found.observed),
         "confirmed": confirmed_fields(found),
-        "plans": [tried_fields(each) | {"no_op": found.no_op(each)} for each in found.trials],
+        "plans": [tried_fields(each) | {"no_op": found.no_op(each)} for each in found.trials[:PLANS]],
+        **({"plans_left_out": len(found.trials) - PLANS} if len(found.trials) > PLANS else {}),
     }
 
 

@@ -3,6 +3,9 @@
 The space of a study never changes: a parameter for each column of the pool that takes more than one value, whole
 positions in the sorted sizes where these are ordered, categories elsewhere. A sampler's point is snapped to the nearest
 open plan, and the trial then holds the parameters of the plan that is evaluated, not those that were asked for.
+
+What a sampler asks for costs as much as it has trials to learn from. So it learns from `LEARNT` of them at most: when
+there are as many, a study begins anew with the fastest quarter of them and the latest quarter. Until then it is one.
 """
 
 from __future__ import annotations
@@ -27,8 +30,12 @@ from asap_ray.search.protocol import Candidate, Result, trial_seed
 
 ORDERED = (*(f"{axis}_{level}" for axis in AXES for level in ("ici", "dcn")), "micro_batch", "zero", "virtual")
 UNORDERED = ("schedule", "sequence_parallel", "remat", "precision", "attention")
+LEARNT = 1000
+"""Trials that a sampler learns from at most."""
 ATTRIBUTES = ("author", "plan", "status", "reason", "step_time_s", "hbm_bytes", "over_bytes", "source")
 """What every trial holds about its plan, whoever asked for it and however it ended."""
+SEQUENCE = "qmc"
+"""What Optuna names the places in sequences of points by; all else that a study keeps is about trials by number."""
 EXTRAS: Mapping[str, tuple[str, str]] = {"gp": ("torch", "gp"), "cmaes": ("cmaes", "cmaes")}
 """Samplers that need a package which is not always installed, and the extra that brings it."""
 
@@ -54,14 +61,31 @@ class Study:
             or [np.zeros(len(pool), np.int64)],
             axis=1,
         )
-        self._storage = optuna.storages.InMemoryStorage()
-        self.optuna = optuna.create_study(storage=self._storage, study_name="asap_ray", direction="minimize")
+        self.asked = 0
+        self._begin()
         self._asked: dict[int, optuna.Trial] = {}
 
-    @property
-    def asked(self) -> int:
-        """How many trials there are."""
-        return len(self.optuna.get_trials(deepcopy=False))
+    def _begin(self) -> None:
+        self._storage = optuna.storages.InMemoryStorage()
+        self.optuna = optuna.create_study(storage=self._storage, study_name="asap_ray", direction="minimize")
+        self._held = 0
+
+    def _begin_anew(self) -> None:
+        """Let go of most trials, but not of where a sequence of points has come to."""
+        trials, before = self.optuna.get_trials(deepcopy=False), self.optuna
+        timed = sorted((each for each in trials if each.value is not None), key=lambda each: each.value or 0.0)
+        fastest = {each.number for each in timed[: LEARNT // 4]}
+        kept = [each for each in trials if each.number in fastest or each.number >= len(trials) - LEARNT // 4]
+        attributes = self._storage.get_study_system_attrs(self._study_of(before))
+        self._begin()
+        self.optuna.add_trials(kept)
+        self._held = len(kept)
+        for name, value in attributes.items():
+            if name.startswith(SEQUENCE):
+                self._storage.set_study_system_attr(self._study_of(self.optuna), name, value)
+
+    def _study_of(self, study: optuna.Study) -> int:
+        return self._storage.get_study_id_from_name(study.study_name)
 
     def parameters(self, row: int) -> dict[str, int | str]:
         """The parameters of a plan."""
@@ -70,12 +94,13 @@ class Study:
 
     def enqueue(self, row: int, recipe: Recipe = PLAIN) -> int:
         """A trial of a given plan with a recipe, which is no parameter of the sampler's space; returns its number."""
+        self._make_room()
         if self.distributions:
             self.optuna.enqueue_trial(self.parameters(row))
-        trial = self._ask()
+        number, trial = self._ask()
         if recipe:
             trial.set_user_attr("recipe", recipe.line)
-        return self._first + trial.number
+        return number
 
     def sample(self, open_: np.ndarray) -> tuple[int, int] | None:
         """A trial of the open plan [plans] nearest to what the sampler asks for: its number and row.
@@ -84,10 +109,11 @@ class Study:
         """
         if not open_.any():
             return None
-        trial = self._ask()
+        self._make_room()
+        number, trial = self._ask()
         row = self._nearest(trial.params, open_)
         self._store(trial.number, row)
-        return self._first + trial.number, row
+        return number, row
 
     def tell(self, result: Result) -> None:
         """What became of a trial: what does not fit is pruned, with a constraint that carries the bytes over."""
@@ -102,13 +128,19 @@ class Study:
             pruned = result.status in ("infeasible", "pruned")
             self.optuna.tell(trial, state=TrialState.PRUNED if pruned else TrialState.FAIL)
 
-    def _ask(self) -> optuna.Trial:
+    def _make_room(self) -> None:
+        if self._held >= LEARNT and not self._asked:  # trials that run belong to the study that they were asked of
+            self._begin_anew()
+
+    def _ask(self) -> tuple[int, optuna.Trial]:
+        number = self._first + self.asked
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            self.optuna.sampler = self._make(trial_seed(self.seed, self._first + self.asked), self.seed)
+            self.optuna.sampler = self._make(trial_seed(self.seed, number), self.seed)
             trial = self.optuna.ask(dict(self.distributions))
-        self._asked[self._first + trial.number] = trial
-        return trial
+        self._asked[number] = trial
+        self.asked, self._held = self.asked + 1, self._held + 1
+        return number, trial
 
     def _nearest(self, parameters: Mapping[str, object], open_: np.ndarray) -> int:
         """The nearest open plan: ordered parameters by how many positions apart, others by whether they differ."""
@@ -121,8 +153,7 @@ class Study:
 
     def _store(self, number: int, row: int) -> None:
         """Let a trial hold the parameters of the plan that is evaluated."""
-        study = self._storage.get_study_id_from_name(self.optuna.study_name)
-        trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
+        trial = self._storage.get_trial_id_from_study_id_trial_number(self._study_of(self.optuna), number)
         for i, (name, each) in enumerate(self.distributions.items()):
             self._storage.set_trial_param(trial, name, float(self._codes[row, i]), each)
 

@@ -51,7 +51,10 @@ class Listener(Protocol):
 
 @dataclass(kw_only=True)
 class Loop:
-    """Searches one slice; `width` trials are released at once. `heard` is told of each result as its trial ends."""
+    """Searches one slice; `width` trials are released at once. `heard` is told of each result as its trial ends.
+
+    `ended` counts how many trials have ended in each way.
+    """
 
     where: str
     pool: Pool
@@ -66,6 +69,9 @@ class Loop:
     results: list[Result] = field(default_factory=list)
     rounds: int = 0
     numbers: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    _best: Result | None = None
+    _chip_hours: float = 0.0
 
     def run(self) -> str:
         """Search; returns why nothing more is tried."""
@@ -98,11 +104,6 @@ class Loop:
         self._pass_on()
         return candidates
 
-    @property
-    def ended(self) -> Counter[str]:
-        """How many trials have ended in each way."""
-        return Counter(each.status for each in self.results)
-
     def _ask(self) -> list[Candidate]:
         """A round of candidates, told to whoever listens."""
         candidates = self.searcher.ask(self.width)
@@ -118,6 +119,9 @@ class Loop:
         results = [result_of(each, by_number[each.number]) for each in candidates if each.number in by_number]
         self.tried += found
         self.results += results
+        self.ended.update(each.status for each in results)
+        self._best = best_of([*([self._best] if self._best else []), *results])
+        self._chip_hours += sum(each.chip_hours for each in results)
         self.searcher.tell(results)
 
     def _wanted(self, candidate: Candidate) -> Wanted:
@@ -138,8 +142,7 @@ class Loop:
 
     @property
     def _best_s(self) -> float | None:
-        best = best_of(self.results)
-        return best.step_time_s if best else None
+        return self._best.step_time_s if self._best else None
 
     @property
     def _gap(self) -> float | None:
@@ -165,7 +168,7 @@ class Loop:
             return f"budget.minutes={budget.minutes:g} is over" if budget.minutes else "time is over"
         if budget.trials is not None and len(self.results) >= budget.trials:
             return f"budget.trials={budget.trials} are done"
-        if budget.chip_hours is not None and sum(each.chip_hours for each in self.results) >= budget.chip_hours:
+        if budget.chip_hours is not None and self._chip_hours >= budget.chip_hours:
             return f"budget.chip_hours={budget.chip_hours:g} are spent"
         tired = budget.complete is not None and len(self.results) >= ATTEMPTS * budget.complete
         if tired or (failed >= FAILURES and not ended["complete"]):

@@ -36,7 +36,7 @@ FINDING_FIELDS = frozenset(each.name for each in fields(Finding))
 
 def started(ledger: Ledger, config: Config, workload: Workload, command: str, versions: Mapping[str, str]) -> None:
     """A run begins: the command, the whole configuration, and the workload that came of it."""
-    job = _job(workload)
+    job = job_of(workload)
     names = {"task": config.task, "model": config.model_name, "stack": config.stack_name, "seed": config.seed}
     fields = {
         **names,
@@ -200,7 +200,7 @@ def of_job(
     events: Iterable[Mapping[str, Any]], workload: Workload, stack: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
     """The events of those runs in a ledger that are of one workload and stack, without those with which they start."""
-    job, alike = _job(workload), False
+    job, alike = job_of(workload), False
     for event in events:
         if event["kind"] == "start":
             alike = event.get("workload") == job and event["config"]["stack"] == stack
@@ -208,7 +208,7 @@ def of_job(
             yield event
 
 
-def _job(workload: Workload) -> dict[str, Any]:
+def job_of(workload: Workload) -> dict[str, Any]:
     """A workload as it stands in an event that is read back."""
     kind = next(name for name, kind in ATTENTION_KINDS.items() if isinstance(workload.architecture.attention, kind))
     job = asdict(workload)

@@ -10,6 +10,7 @@ import math
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -27,6 +28,8 @@ from asap_ray.tiers.protocol import Job, Outcome
 
 HARDLY = 0.5
 """Of what trials take in the median: with less time left none is started, since half of them would be cut."""
+LATEST = 100
+"""Trials whose median that is."""
 LIMIT = "limit_s"
 """Among the facts of a trial that ran out of time: the seconds that it had."""
 OUT_OF_TIME = "still going on when budget.minutes was over"
@@ -148,7 +151,7 @@ class Trials:
     others: Mapping[str, TrialTier] = field(default_factory=dict)
     read: Callable[[Tried], Tried] = lambda tried: tried
     before: Mapping[Key, Tried] = field(default_factory=dict)
-    _took: list[float] = field(default_factory=list)
+    _took: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
 
     def run(self, wanted: Sequence[Wanted], heard: Callable[[Tried], None] = lambda tried: None) -> list[Tried]:
         """Run trials and return what came of them, in their order; those that time left no room for are missing.

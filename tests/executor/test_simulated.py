@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 from asap_ray.executor.simulated import Recorded, Simulated
 from asap_ray.tiers.protocol import Job
 
@@ -63,3 +65,17 @@ def test_a_source_can_keep_to_a_budget_of_virtual_time() -> None:
 def test_it_is_the_same_each_time() -> None:
     runs = {tuple(ends(recorded(2), *(job(name) for name in "dbca"))) for _ in range(3)}
     assert len(runs) == 1
+
+
+def test_a_thousand_slices_end_when_whoever_is_free_first_takes_the_next() -> None:
+    seconds = [10.0 * (1 + i * i % 7) for i in range(20_000)]
+    free = [0.0] * 1000  # by hand: each job goes to the slot that is free first
+    heapq.heapify(free)
+    for each in seconds:
+        heapq.heappush(free, heapq.heappop(free) + each)
+    executor = Simulated(
+        records={str(i): Recorded(seconds=each) for i, each in enumerate(seconds)}, workers=1000, memory_bytes=1000.0
+    )
+    found = ends(executor, *(job(str(i), memory_bytes=1.0) for i in range(len(seconds))))
+    assert len(found) == len(seconds)
+    assert executor.now == max(free)

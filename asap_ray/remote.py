@@ -1,0 +1,116 @@
+"""A folder that is reached by a URI: S3, GCS, HDFS, Azure or a shared disk through pyarrow, all else through fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asap_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+)://")
+ARROW = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+"""Schemes that pyarrow reaches on its own."""
+
+
+def scheme_of(place: str | None) -> str | None:
+    """The scheme of a URI; None of a path."""
+    found = SCHEME.match(place or "")
+    return found[1] if found else None
+
+
+def local_side(uri: str) -> Path:
+    """Where this machine keeps its side of a folder out there: in the user's cache folder (XDG base directories)."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.cache"))
+    return root / "asap_ray" / "runs" / hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
+
+
+def check_scheme(key: str, uri: str) -> None:
+    """The URI can be reached by what is installed; nothing is connected to.
+
+    Raises:
+        ConfigError: neither pyarrow nor fsspec knows its scheme.
+    """
+    scheme = scheme_of(uri)
+    if scheme in ARROW:
+        return
+    allowed = f"a path, or a URI of {', '.join(f'{each}://' for each in ARROW)}, or of a file system that fsspec knows"
+    if find_spec("fsspec") is None:
+        raise ConfigError(key, uri, f"{allowed} (pip install fsspec)")
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(key, uri, f"{allowed}: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A folder of a file system; names are relative to it and use `/`."""
+
+    uri: str
+    files: FileSystem
+    root: str
+
+    @classmethod
+    def at(cls, uri: str) -> Remote:
+        """Reach a folder; it need not exist.
+
+        Raises:
+            OSError, ValueError: it cannot be reached.
+        """
+        from pyarrow import fs
+
+        if scheme_of(uri) in ARROW:
+            files, root = fs.FileSystem.from_uri(uri)
+        else:
+            import fsspec
+
+            reached, root = fsspec.core.url_to_fs(uri)
+            files = fs.PyFileSystem(fs.FSSpecHandler(reached))
+        return cls(uri=uri, files=files, root=root.rstrip("/"))
+
+    def names(self, folder: str = "") -> list[str]:
+        """The files below a folder, sorted."""
+        from pyarrow import fs
+
+        base = "/".join(part for part in (self.root, folder.rstrip("/")) if part)
+        found = self.files.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
+        paths = [each.path for each in found if each.type == fs.FileType.File]
+        root = self.root.lstrip("/")
+        return sorted(path.lstrip("/").removeprefix(root).lstrip("/") for path in paths)
+
+    def read(self, name: str) -> bytes | None:
+        """A file; None where it is not there."""
+        try:
+            with self.files.open_input_stream(f"{self.root}/{name}") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """A whole file or none: an object appears once it is closed, a file of a disk is renamed into its place."""
+        path = f"{self.root}/{name}"
+        self.files.create_dir(os.path.dirname(path), recursive=True)
+        on_disk = self.files.type_name in ("local", "hdfs")
+        draft = f"{os.path.dirname(path)}/.{os.path.basename(path)}.{uuid.uuid4().hex[:8]}" if on_disk else path
+        with self.files.open_output_stream(draft) as file:
+            file.write(data)
+        if on_disk:
+            self.files.move(draft, path)
+
+    def delete(self, name: str) -> None:
+        """Remove a file, where it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.files.delete_file(f"{self.root}/{name}")
