@@ -267,6 +267,10 @@ class RayConfig:
     reserve_s: float = field(
         default=100.0, metadata=_help("seconds that the hosts of one trial may take to be free for it, all together")
     )
+    dashboard: bool = field(
+        default=False,
+        metadata=_help("show the study as metrics of Ray, and start Ray's dashboard where Ray is this machine's own"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.util import find_spec
 
 from asap_ray.checks.keys import spoken, value_at
 from asap_ray.config import TUNING, CommandConfig, Config
 from asap_ray.errors import ConfigError
 
 BUDGETS = ("budget.trials", "budget.compile", "budget.minutes", "budget.chip_hours")
-RAY = ("ray.address", "ray.retries", "ray.reserve_s")
+RAY = ("ray.address", "ray.retries", "ray.reserve_s", "ray.dashboard")
 COMPILING = (
     *(*BUDGETS, *RAY),
     *("compile.workers", "compile.cache", "compile.timeout_s", "compile.xla", "compile.trainer"),
@@ -31,6 +32,8 @@ def check_compile(config: Config) -> None:
         raise ConfigError("compile.xla", "[]", "at least one bundle of conf/xla/, such as default")
     if twice := next((name for name in bundles if bundles.count(name) > 1), None):
         raise ConfigError("compile.xla", twice, "each bundle once")
+    if config.ray.dashboard and find_spec("aiohttp_cors") is None:
+        raise ConfigError("ray.dashboard", "true", "with Ray's dashboard installed: pip install 'ray[default]'")
     plain = Config()
     for key in COMPILING:
         if (value := value_at(config, key)) == value_at(plain, key):

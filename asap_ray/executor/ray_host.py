@@ -97,17 +97,21 @@ def main(options: dict[str, Any]) -> NoReturn:
     if not own:
         patience.start()
     try:
-        _connect(options)
+        url = _connect(options)
     except Exception as error:  # whatever Ray raises: it is told, not lost
         host.leave("unreachable", str(error))
     patience.cancel()
     if own:
         parts = [handle for pid in _parts() if (handle := _handle(pid)) is not None]
         host.leave_when(parts, "lost", "its raylet or its gcs has ended")
+    if options["dashboard"]:
+        from asap_ray.executor.ray_metrics import Metrics
+
+        line.shown = Metrics().show
     threading.Thread(target=lambda: (_listen(line), host.leave()), daemon=True).start()
     try:
         runner = importlib.import_module(options["runner"])  # before it is ready: to import Tune takes a second
-        line.tell("ready", ray_slices.nodes())
+        line.tell("ready", ray_slices.nodes(), _places(url) if options["dashboard"] else {})
         if not own:
             threading.Thread(target=_answer_what_cannot_be_held, args=(line,), daemon=True).start()
         runner.serve(line, host.folder)
@@ -142,23 +146,24 @@ def _answer_what_cannot_be_held(line: Line) -> NoReturn:
         before = set(lost)
 
 
-def _connect(options: Mapping[str, Any]) -> None:
+def _connect(options: Mapping[str, Any]) -> str | None:
+    """Join or start Ray; returns where its dashboard is, None where it has none."""
     if options["address"]:
-        ray.init(address=options["address"], **QUIET)
-        return
+        return ray.init(address=options["address"], **QUIET).dashboard_url
     try:
-        _begin(options)
+        return _begin(options)
     except Exception:  # Ray gives its raylet half a minute, which a machine that is busy on all cores may not do in
         end(Path(options["folder"]))
-        _begin(options)
+        return _begin(options)
 
 
-def _begin(options: Mapping[str, Any]) -> None:
-    ray.init(
+def _begin(options: Mapping[str, Any]) -> str | None:
+    started = ray.init(
         address="local",
         num_cpus=options["cores"],
         resources={SEAT: 1000},
-        include_dashboard=False,
+        include_dashboard=options["dashboard"],
+        dashboard_host="127.0.0.1",
         object_store_memory=STORE_BYTES,
         _memory=options["memory_bytes"],
         _temp_dir=options["folder"],
@@ -166,6 +171,15 @@ def _begin(options: Mapping[str, Any]) -> None:
         job_config=JobConfig(_py_driver_sys_path=sys.path[::-1]),
         **QUIET,
     )
+    return started.dashboard_url
+
+
+def _places(url: str | None) -> dict[str, str]:
+    """Where the dashboard is, and where the metrics of this node can be read."""
+    here = ray.get_runtime_context().get_node_id()
+    node = next(each for each in ray.nodes() if each["NodeID"] == here)
+    found = {"metrics": f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"}
+    return {**({"dashboard": f"http://{url}"} if url else {}), **found}
 
 
 def _handle(pid: int) -> int | None:

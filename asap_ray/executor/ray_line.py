@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from asap_ray.tiers.protocol import Gang
+
+FIGURES = "figures"
+"""What a message begins with that is no job: what the study stands at follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Line:
     """Where the command imports from; None where workers may be on other machines."""
     retries: int = 1
     """How often a job is started again of which a worker or a node is lost."""
+    shown: Callable[[Any], None] = lambda figures: None
+    """What takes the figures of the study."""
     _jobs: queue.Queue[Sent] = field(default_factory=queue.Queue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: dict[int, Sent] = field(default_factory=dict)
@@ -54,12 +59,14 @@ class Line:
         self._jobs.put(sent)
 
     def receive(self) -> Sent:
-        """What the command sends next.
+        """The next job that the command sends; figures that come before it are shown.
 
         Raises:
             EOFError, OSError: the line is closed.
         """
-        sent = Sent(*self._connection.recv())
+        while (content := self._connection.recv())[0] == FIGURES:
+            self.shown(content[1])
+        sent = Sent(*content)
         self._open[sent.number] = sent
         return sent
 

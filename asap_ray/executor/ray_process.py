@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import subprocess
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor.fresh import told
 from asap_ray.executor.gang import joined
+from asap_ray.executor.ray_line import FIGURES
 from asap_ray.executor.ray_start import ANSWER_S, SEAT, Host, cluster_of, started
 from asap_ray.executor.room import Node, has_room, missing, missing_for
 from asap_ray.tiers.protocol import Job, Outcome
@@ -40,6 +41,7 @@ class RayProcess:
             cores, by default those of the machine.
         reserve_s: how long the hosts of a gang may take to be free, once there should be room for it.
         retries: how often a job is started again of which Ray has lost a worker or a node.
+        dashboard: have figures shown as Ray's metrics, and start the dashboard of a Ray on this machine.
     """
 
     runner: ClassVar[str]
@@ -47,6 +49,7 @@ class RayProcess:
     workers: int | None = None
     reserve_s: float = 100.0
     retries: int = 1
+    dashboard: bool = False
     _host: Host | None = field(default=None, repr=False)
     _sent: int = field(default=0, repr=False)
 
@@ -63,13 +66,27 @@ class RayProcess:
             ConfigError: the address is none, or nothing answers there.
         """
         if self._host is None:
-            self._host = started(self.runner, cluster_of(self.address), self.workers, self.retries)
+            self._host = started(
+                self.runner, cluster_of(self.address), self.workers, self.retries, dashboard=self.dashboard
+            )
 
     def close(self) -> None:
         """End Ray if it is this executor's own, and all that runs for it; with a cluster, its part in it."""
         host, self._host = self._host, None
         if host is not None:
             host.end()
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Addresses of the dashboard and of the metrics, by name; none before Ray is there, or where none were asked
+        for."""
+        return self._host.places if self._host is not None else {}
+
+    def show(self, figures: Sequence[tuple[str, Mapping[str, str], float]]) -> None:
+        """Have figures shown as metrics (`ray_metrics.METRICS`); none are where Ray is not there."""
+        if self.dashboard and self._host is not None and self._host.nodes:
+            with contextlib.suppress(OSError):  # whoever waits for an outcome is told that Ray is lost
+                self._host.line.send((FIGURES, list(figures)))
 
     def stream(self, source: Callable[[], Job | None]) -> Iterator[Outcome]:
         """As `protocol.Executor.stream`. A job that no node of the cluster can ever hold fails, and says why."""
@@ -124,7 +141,7 @@ class RayProcess:
         host = self._host
         assert host is not None
         if not host.nodes:
-            host.nodes = self._told(host, "ready")[0]
+            host.nodes, host.places = self._told(host, "ready")
         return host.nodes
 
     def _send(self, job: Job) -> int:

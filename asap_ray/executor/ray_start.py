@@ -7,6 +7,7 @@ import secrets
 import socket
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,13 +52,14 @@ expects. A part that has ended is noticed without them."""
 
 @dataclass(kw_only=True, slots=True)
 class Host:
-    """A host that was started; its nodes' resources are known once it is ready."""
+    """A host that was started; its nodes' resources are known once it is ready, and where its dashboard is."""
 
     process: subprocess.Popen[bytes]
     line: Connection
     folder: Path
     address: str | None
     nodes: list[Node] = field(default_factory=list)
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def end(self) -> None:
         """Have it end, by itself if it can, with all that runs for it; a second time does nothing."""
@@ -91,7 +93,7 @@ def cluster_of(address: str | None) -> str | None:
     return given
 
 
-def started(runner: str, address: str | None, workers: int | None, retries: int) -> Host:
+def started(runner: str, address: str | None, workers: int | None, retries: int, *, dashboard: bool = False) -> Host:
     """A host that has begun to start, or to join, Ray.
 
     Args:
@@ -99,6 +101,7 @@ def started(runner: str, address: str | None, workers: int | None, retries: int)
         address: HOST:PORT of the cluster to join; None for a Ray of our own on this machine.
         workers: cores of a Ray of our own; None is as many as the machine has.
         retries: how often a job is started again whose worker or node is lost.
+        dashboard: show metrics, and of a Ray of our own its dashboard, on loopback.
     """
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="asap_ray_", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
@@ -112,6 +115,7 @@ def started(runner: str, address: str | None, workers: int | None, retries: int)
         "folder": str(folder),
         "cores": workers or os.cpu_count() or 1,
         "retries": retries,
+        "dashboard": dashboard,
         "memory_bytes": memory_bytes if memory_bytes < float("inf") else None,
     }
     with (folder / "log").open("wb") as log:
@@ -143,7 +147,7 @@ def _environment(folder: Path, address: str | None) -> dict[str, str]:
             **ON_LOOPBACK,
             # A socket on loopback is open to all who are on this machine: only who has the token is served.
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
         }
         environment.pop("RAY_ADDRESS", None)
     return environment

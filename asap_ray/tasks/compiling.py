@@ -99,7 +99,13 @@ def executor_of(config: Config, workers: int) -> RayTune:
     from asap_ray.executor.ray_tune import RayTune
 
     given = config.ray
-    return RayTune(address=given.address or "auto", workers=workers, reserve_s=given.reserve_s, retries=given.retries)
+    return RayTune(
+        address=given.address or "auto",
+        workers=workers,
+        reserve_s=given.reserve_s,
+        retries=given.retries,
+        dashboard=given.dashboard,
+    )
 
 
 def compile_one(config: Config, found: TrialTiers, where: str, estimate: Estimate, watcher: Watcher) -> Tried:

@@ -170,6 +170,7 @@ def _stage(
     from asap_ray.tasks.confirming import finished_turns
     from asap_ray.tasks.remembering import recall_each
     from asap_ray.tasks.searching import Search
+    from asap_ray.tasks.standing import Standing
     from asap_ray.tasks.thinking import asked_words
     from asap_ray.tasks.trials import key_of
 
@@ -178,7 +179,13 @@ def _stage(
         live(stream, sys.stderr, config.wanted, tiers.base) as shown,
         executor_of(config, tiers.workers) as executor,
     ):
-        recorder = Recorder(ledger, shown)
+        standing = Standing(
+            show=executor.show,
+            tokens=lambda: asker.spent["tokens"] if asker else 0,
+            places=lambda: executor.places,
+            say=shown.say,
+        )
+        recorder = Recorder(ledger, shown, standing if config.ray.dashboard else None)
         recalls, complaint = recall_each(config, setting, answer.slices, ledger)
         if complaint:
             recorder.say(complaint)
