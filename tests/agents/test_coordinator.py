@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asap_ray.agents import coordinator
 from asap_ray.agents.analyzer import in_use
 from asap_ray.agents.coordinator import Coordinator
 from asap_ray.agents.proposal import Proposal, predict_step
@@ -100,3 +101,15 @@ def test_a_proposal_that_a_narrowing_closes_is_refused_with_its_author_and_reaso
     with_fsdp = pool.columns["fsdp"] > 1
     assert why(int(np.flatnonzero(with_fsdp)[0])) == "closed by analyzer: trial 0: gathers take twice their price"
     assert why(int(np.flatnonzero(~with_fsdp)[0])) is None
+
+
+def test_of_many_trials_the_latest_and_the_fastest_are_looked_at(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "KNOWN", 4)
+    searcher, steps = agents(pool), [50.0, 30.0, 45.0, 44.0, 43.0, 42.0, 41.0, 40.0]
+    for step in steps:
+        (asked,) = searcher.ask(1)
+        searcher.tell([Result(candidate=asked, status="complete", step_time_s=step)])
+    brief = searcher.brief()
+    assert [each.step_time_s for each in brief.results] == [30.0, 43.0, 42.0, 41.0, 40.0]
+    assert brief.best is brief.results[0]
+    assert sorted(brief.tried.values()) == list(range(len(steps)))
