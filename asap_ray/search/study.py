@@ -30,6 +30,8 @@ from asap_ray.search.protocol import Candidate, Result, trial_seed
 
 ORDERED = (*(f"{axis}_{level}" for axis in AXES for level in ("ici", "dcn")), "micro_batch", "zero", "virtual")
 UNORDERED = ("schedule", "sequence_parallel", "remat", "precision", "attention")
+FAR = np.int16(2**14)
+"""Further than any two plans are apart."""
 LEARNT = 1000
 """Trials that a sampler learns from at most."""
 ATTRIBUTES = ("author", "plan", "status", "reason", "step_time_s", "hbm_bytes", "over_bytes", "source")
@@ -56,11 +58,10 @@ class Study:
         self._values = {name: _values(pool, name) for name in (*ORDERED, *UNORDERED)}
         self._values = {name: values for name, values in self._values.items() if len(values) > 1}
         self.distributions = {name: _distribution(pool, name, values) for name, values in self._values.items()}
-        self._codes = np.stack(  # of each plan, its position in each parameter's values [plans, parameters]
-            [np.searchsorted(values, pool.columns[name]) for name, values in self._values.items()]
-            or [np.zeros(len(pool), np.int64)],
-            axis=1,
-        )
+        # Of each plan, its position in each parameter's values [parameters, plans]; small, for all are looked at often.
+        self._codes = {
+            name: np.searchsorted(values, pool.columns[name]).astype(np.int16) for name, values in self._values.items()
+        }
         self.asked = 0
         self._begin()
         self._asked: dict[int, optuna.Trial] = {}
@@ -89,8 +90,7 @@ class Study:
 
     def parameters(self, row: int) -> dict[str, int | str]:
         """The parameters of a plan."""
-        codes = self._codes[row]
-        return {name: _external(each, int(codes[i])) for i, (name, each) in enumerate(self.distributions.items())}
+        return {name: _external(each, int(self._codes[name][row])) for name, each in self.distributions.items()}
 
     def enqueue(self, row: int, recipe: Recipe = PLAIN) -> int:
         """A trial of a given plan with a recipe, which is no parameter of the sampler's space; returns its number."""
@@ -144,18 +144,17 @@ class Study:
 
     def _nearest(self, parameters: Mapping[str, object], open_: np.ndarray) -> int:
         """The nearest open plan: ordered parameters by how many positions apart, others by whether they differ."""
-        rows = np.flatnonzero(open_)
-        distance = np.zeros(len(rows))
-        for i, (name, each) in enumerate(self.distributions.items()):
-            codes, wanted = self._codes[rows, i], int(each.to_internal_repr(parameters[name]))
+        distance = np.where(open_, np.int16(0), FAR)
+        for name, each in self.distributions.items():
+            codes, wanted = self._codes[name], np.int16(each.to_internal_repr(parameters[name]))
             distance += abs(codes - wanted) if name in ORDERED else codes != wanted
-        return int(rows[np.argmin(distance)])
+        return int(np.argmin(distance))
 
     def _store(self, number: int, row: int) -> None:
         """Let a trial hold the parameters of the plan that is evaluated."""
         trial = self._storage.get_trial_id_from_study_id_trial_number(self._study_of(self.optuna), number)
-        for i, (name, each) in enumerate(self.distributions.items()):
-            self._storage.set_trial_param(trial, name, float(self._codes[row, i]), each)
+        for name, each in self.distributions.items():
+            self._storage.set_trial_param(trial, name, float(self._codes[name][row]), each)
 
 
 def attributes(candidate: Candidate, result: Result) -> dict[str, object]:
