@@ -179,13 +179,15 @@ def _stage(
         live(stream, sys.stderr, config.wanted, tiers.base) as shown,
         executor_of(config, tiers.workers) as executor,
     ):
-        standing = Standing(
-            show=executor.show,
-            tokens=lambda: asker.spent["tokens"] if asker else 0,
-            places=lambda: executor.places,
-            say=shown.say,
-        )
-        recorder = Recorder(ledger, shown, standing if config.ray.dashboard else None)
+        standing = None
+        if config.ray.dashboard:
+            standing = Standing(
+                show=executor.show,
+                tokens=lambda: asker.spent["tokens"] if asker else 0,
+                places=lambda: executor.places,
+                say=shown.say,
+            )
+        recorder = Recorder(ledger, shown, standing)
         recalls, complaint = recall_each(config, setting, answer.slices, ledger)
         if complaint:
             recorder.say(complaint)
