@@ -8,7 +8,6 @@ import os
 import re
 import uuid
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +44,6 @@ def check_scheme(key: str, uri: str) -> None:
     if scheme in ARROW:
         return
     allowed = f"a path, or a URI of {', '.join(f'{each}://' for each in ARROW)}, or of a file system that fsspec knows"
-    if find_spec("fsspec") is None:
-        raise ConfigError(key, uri, f"{allowed} (pip install fsspec)")
     import fsspec
 
     try:
