@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asap_ray.plan import Plan
+from asap_ray.recall import Recall, Recalled, Record, Tally
 from asap_ray.report import page as pages
 from asap_ray.report.answer import Searched, SliceAnswer, Tried
 from asap_ray.report.bars import TIME_COLOURS
@@ -84,7 +85,23 @@ def make_searched(factory: Any) -> SliceAnswer:
             ),
         ),
     )
-    told = Searched(base="base", trials=trials, refused={"zero": 7}, stopped="done", rounds=rounds)
+    recall = Recall(
+        cases=(
+            Recalled(
+                id="0123",
+                sort="best",
+                similarity=0.9,
+                akin=True,
+                plan=lines[0],
+                devices=64,
+                ratio=1.1,
+                by="x",
+                text="so",
+            ),
+        ),
+        records={"x": Record(kind="tpu", here={"ici": Tally(fired=2, confirmed=2)})},
+    )
+    told = Searched(base="base", trials=trials, refused={"zero": 7}, stopped="done", rounds=rounds, recall=recall)
     return factory.slice_answer(searched=told)
 
 
@@ -111,7 +128,8 @@ def test_the_trainer_and_each_agent_are_named_with_what_they_removed(searched: S
 
 def test_a_round_tells_what_was_known_tried_and_found(searched: SliceAnswer) -> None:
     assert searched.searched is not None
-    first, second, *_ = search_blocks(searched)
+    recalled, first, second, *_ = search_blocks(searched)
+    assert dict(recalled.facts)["case:0123"].startswith("90% alike, best: so: ")
     assert first.grid is not None
     assert [row[4] for row in first.grid.rows] == ["110 s", "does not fit"]
     assert dict(first.facts)["trial 0"] == "Because.; confirmed: as said"
@@ -130,7 +148,7 @@ def test_a_trial_of_other_flags_is_not_what_a_proposal_came_to(searched: SliceAn
     assert told is not None
     flags = replace(told.trials[3], bundle="latency", author="flags")
     cut = replace(searched, searched=replace(told, trials=(*told.trials[:3], flags)))
-    _, second, *_ = search_blocks(cut)
+    _, _, second, *_ = search_blocks(cut)
     assert second.grid is not None
     assert [row[4] for row in second.grid.rows] == ["105 s", "no trial yet"]
 
@@ -156,7 +174,13 @@ def test_the_page_shows_the_search(factory: Any, searched: SliceAnswer, monkeypa
     assert told is not None
     rounds = (replace(told.rounds[0], refusals=({"plan": evil, "author": evil, "card": evil, "reason": evil},)),)
     text = pages.page(factory.answer(replace(searched, searched=replace(told, rounds=(*rounds, told.rounds[1])))))
-    for words in ('id="0-search"', "Round 2", "Because.; refuted: slower", "What the trainer and agents removed"):
+    for words in (
+        'id="0-search"',
+        "Round 2",
+        "Because.; refuted: slower",
+        "What the trainer and agents removed",
+        "case:0123",
+    ):
         assert words in text, words
     assert evil not in text
     plain = pages.page(factory.answer(factory.slice_answer()))

@@ -103,7 +103,7 @@ def compiler(pretend: type[Pretend], monkeypatch: pytest.MonkeyPatch) -> Compile
 
 
 def test_nights_begin_with_what_was_found_before_and_catch_a_planted_regression_with_its_cause(
-    night: Any, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    night: Any, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, drawn_page: None
 ) -> None:
     status, first = night()
     assert (status, first["counts"]["new"]) == (0, 2)

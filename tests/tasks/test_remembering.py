@@ -265,7 +265,7 @@ def test_a_killed_runs_trials_are_cases_too(command) -> None:
     assert cases_of(lines[:2]) == []
 
 
-def test_what_was_recalled_is_shown_with_how_cards_have_fared(command, tight: None) -> None:
+def test_what_was_recalled_is_shown_with_how_cards_have_fared(command, tight: None, drawn_page: None) -> None:
     ran(command, "first")
     ran(command, "second", "workload.global_batch=64")
     ended = command("task=show", "run_dir=second", "output=json")
@@ -276,6 +276,7 @@ def test_what_was_recalled_is_shown_with_how_cards_have_fared(command, tight: No
     words = command("task=show", "run_dir=second", "output=plain").out
     assert "Recalled for v5e-4" in words
     assert f"case:{told['cases'][0]['id']}" in words
+    assert f"case:{told['cases'][0]['id']}" in Path("second/report.html").read_text()
     card = next(name for name in told["records"] if name.startswith("memory_"))
     assert card in words
     proposals = [each for each in events("second", "proposal") if each["card"] == card]
