@@ -75,7 +75,11 @@ def table(total: Counter[str], studies: int, problems: int, seconds: float, seed
     struck = {name: total[name] for name in FAULTS if total[name]}
     rows = [(f"  {name}", count) for name, count in struck.items()]
     rows = [("faults", sum(struck.values())), *rows, ("faults that found no moment", total["passed over"])]
-    rows += [("studies", studies), ("commands started", total["commands"]), ("trials finished", total["finished"])]
+    rows += [
+        ("studies", studies + total["begun anew"]),
+        ("commands started", total["commands"]),
+        ("trials finished", total["finished"]),
+    ]
     rows += [(name, total[name]) for name in ("lost", "repeated", "left behind")]
     rows += [("problems", problems), ("seconds", round(seconds)), ("seed", seed)]
     return [f"{name:<36}{value:>8}" for name, value in rows]
@@ -134,7 +138,7 @@ def soaked(name: str, kind: Kind, faults: tuple[str, ...], random: Random, root:
         study = Study(kind=kind, place=place, random=random, on_disk=on_disk)
         reference = None if whole else Study(kind=kind, place=root / f"whole_{kind.reference}", random=random)
         try:
-            _faulted(study, faults, len(reference.events()) if reference else 0)
+            _faulted(study, faults, reference)
             check(study, reference)
         finally:
             study.close()
@@ -145,9 +149,13 @@ def soaked(name: str, kind: Kind, faults: tuple[str, ...], random: Random, root:
     return {"name": name, "counts": study.counts, "problems": study.problems, "line": line}
 
 
-def _faulted(study: Study, faults: tuple[str, ...], events: int) -> None:
-    """Start the command until all faults have struck, and once more to its end."""
-    waiting, misses = list(faults), 0
+def _faulted(study: Study, faults: tuple[str, ...], reference: Study | None) -> None:
+    """Start the command until all faults have struck, and once more to its end.
+
+    A study that has ended well while faults wait is checked, and begun anew: a command that finds all of it done has
+    hardly a moment for them.
+    """
+    waiting, misses, events = list(faults), 0, len(reference.events()) if reference else 0
     while True:
         before, since = len(study.measured.read_text().splitlines()), study.size[0]
         running, struck, at = study.begin(), list[str](), 0
@@ -170,6 +178,9 @@ def _faulted(study: Study, faults: tuple[str, ...], events: int) -> None:
         study.check_measured(before)
         if not waiting and not struck:
             return
+        if waiting and running.status == 0:
+            check(study, reference)
+            study.anew()
 
 
 def _moment(random: Random, since: int, events: int, fault: Fault) -> int:

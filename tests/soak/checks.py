@@ -97,5 +97,5 @@ def _read(path: Path) -> None:
 
 def names(place: Path) -> set[str]:
     """Files of a study, below its folder, but for those that the run or plans give names of their own."""
-    found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_symlink() or path.is_file()}
     return {name for name in found if not name.startswith("t/")}

@@ -35,7 +35,7 @@ class Fault:
 
 def _kill(study: Study, running: Running) -> bool:
     running.kill()
-    return True
+    return running.status == -signal.SIGKILL  # else it had ended just before
 
 
 def _tear(study: Study) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ class Kind:
     executor: str
     trial_s: float
     faults: tuple[str, ...]
-    words: tuple[str, ...] = (*JOB, "budget.trials=8")
+    words: tuple[str, ...] = (*JOB, "budget.trials=8", "agents=playbook")
     model: bool = False
 
     @property
@@ -64,13 +65,26 @@ class Study:
 
     def __post_init__(self) -> None:
         self.kept = self.place.with_suffix(".log")
-        for folder in (self.kept, *(self.place / name for name in ("data", "cache", "t"))):
-            folder.mkdir(parents=True, exist_ok=True)
+        self.kept.mkdir(parents=True, exist_ok=True)
+        self._make()
         self.run_dir, self.ledger = self.place / "run", self.place / "run" / "events.jsonl"
         self.clock, self.garble, self.measured = (self.kept / name for name in ("clock", "garble", "measured"))
         self.measured.touch()
         if self.kind.model:
             self._port = _free_port()
+
+    def _make(self) -> None:
+        for name in ("data", "cache", "t"):
+            (self.place / name).mkdir(parents=True, exist_ok=True)
+
+    def anew(self) -> None:
+        """Throw away all that its commands have written, so that the next one has everything before it."""
+        for path in self.place.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._make()
+        self.measured.write_text("")
+        self.ever = {}
+        self.counts["begun anew"] += 1
 
     @property
     def words(self) -> list[str]:

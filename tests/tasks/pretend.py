@@ -60,7 +60,7 @@ class Pretend:
         return Job(name=plan.line, work=self._compile, arguments=(plan,), timeout_s=self.options.timeout_s)
 
     def read(self, outcome: Outcome) -> Finding:
-        return outcome.value
+        return outcome.value if outcome.status == "complete" else _undone(outcome)
 
     def _key(self, plan: Plan) -> Any:
         return self.problem.slice.name, plan, tuple(sorted(self.options.flags.items()))
@@ -99,7 +99,7 @@ class PretendRun(Run):
         return Job(name=plan.line, work=self._ran, arguments=(plan,), timeout_s=self.options.timeout_s)
 
     def read(self, outcome: Outcome) -> Finding:
-        return self.learn(outcome.value)
+        return self.learn(outcome.value) if outcome.status == "complete" else _undone(outcome)
 
     def _ran(self, plan: Plan) -> Finding:
         self.ran.append(plan.line)
@@ -117,6 +117,11 @@ class PretendRun(Run):
             seconds={"steps": 10.0},
         )
         return replace(made, **told)
+
+
+def _undone(outcome: Outcome) -> Finding:
+    (plan,) = outcome.job.arguments
+    return Finding(plan=plan, status=outcome.status, reason=outcome.reason, evidence=WITH, lost=outcome.lost)
 
 
 def _scaled(priced: Estimate, scale: float, memory: float) -> Estimate:
