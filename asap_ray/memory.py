@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asap_ray.cases import Case, read_case
+from asap_ray.drafts import draft_of
 
 NAME, LOCK = "cases.jsonl", "cases.lock"
 MOST_BYTES = 8 * 2**20
@@ -123,12 +124,8 @@ class Memory:
             return file.read(MOST_READ)
 
     def _replace(self, data: bytes) -> None:
-        draft = self.path.with_suffix(".draft")
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
+        with draft_of(self.path) as draft:
+            draft.write_bytes(data)
 
     def _told(self, words: str) -> str:
         return " ".join(f"agents.memory_dir={self.folder}: {NAME} {words}".split())

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from asap_ray.drafts import write_whole
 from asap_ray.report.comparison import ComparisonAnswer
 from asap_ray.report.comparison_page import comparison_page
-from asap_ray.report.files import write_whole
 
 
 def write_comparison(answer: ComparisonAnswer, fields: Mapping[str, Any]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from asap_ray.drafts import write_whole
 from asap_ray.report import leaderboard
 from asap_ray.report.answer import Answer
 from asap_ray.report.page import page
@@ -29,20 +29,3 @@ def write_report(answer: Answer, run_dir: Path) -> tuple[Path, ...]:
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     return tuple(write_whole(run_dir / name, text) for name, text in texts.items())
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write a file beside its place and rename it into it, so that no reader sees half of it.
-
-    Bytes of a path that are no text stand in it as escapes.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

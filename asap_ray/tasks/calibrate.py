@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.errors import ConfigError
 from asap_ray.fitting.folds import Fitter, Fold, Whole
 from asap_ray.fitting.observations import Observations
@@ -29,7 +30,6 @@ from asap_ray.fitting.store import FOLDS, fitted_text, write_folds
 from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.interchange.measured_tables import read_tables
 from asap_ray.report.calibration import CalibrationAnswer, calibration_fields, outline
-from asap_ray.report.files import write_whole
 from asap_ray.report.progress import progress
 from asap_ray.settings import load_group, setting_files
 from asap_ray.tasks.here import calibrate_here

@@ -15,6 +15,7 @@ from typing import Any
 
 from asap_ray.architecture import architecture_from_mapping
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.executor import local
 from asap_ray.hardware import parse_slice
@@ -22,7 +23,6 @@ from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.physics.calibration import Calibration, calibration_of, calibrations_from_mappings
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
-from asap_ray.report.files import write_whole
 from asap_ray.report.leaderboard import csv_text
 from asap_ray.report.progress import progress
 from asap_ray.settings import data_dir, load_group, read_settings

@@ -8,12 +8,12 @@ could have tried, not what it came to.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asap_ray.drafts import draft_of
 from asap_ray.plan import AXES, KNOBS, Plan
 from asap_ray.report.answer import Tried
 from asap_ray.tasks import record
@@ -57,9 +57,11 @@ def write_derived(events: Sequence[Mapping[str, Any]], run_dir: Path) -> tuple[P
     if not rows:
         return ()
     known = {event["slice"]: event["values"] for event in run if event["kind"] == "parameters"}
-    return _whole(run_dir / TABLE, lambda path: _write_table(rows, path)), _whole(
-        run_dir / JOURNAL, lambda path: _write_journal(rows, known, path)
-    )
+    with draft_of(run_dir / TABLE) as draft:
+        _write_table(rows, draft)
+    with draft_of(run_dir / JOURNAL) as draft:
+        _write_journal(rows, known, draft)
+    return run_dir / TABLE, run_dir / JOURNAL
 
 
 def trial_rows(run: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -104,18 +106,6 @@ def _row(tried: Tried) -> Row:
         "evidence": found.evidence,
         "digest": found.digest,
     }
-
-
-def _whole(path: Path, write: Callable[[Path], None]) -> Path:
-    """Let a file be written beside its place and rename it into it, so that no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
 
 def _write_table(rows: Sequence[Row], path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from asap_ray.config import Config
 from asap_ray.diagnosis import diagnose
+from asap_ray.drafts import write_whole
 from asap_ray.errors import ConfigError
 from asap_ray.ledger import Ledger
 from asap_ray.physics.estimate import Estimate
 from asap_ray.report.explanation import Explanation, blocks, closing, explanation_fields
-from asap_ray.report.files import write_whole
 from asap_ray.report.live import live
 from asap_ray.report.outline import heading
 from asap_ray.report.terminal import announce, print_blocks

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.fitting.microbenchmark import Measured, measured_here
 from asap_ray.fitting.store import fitted_text
 from asap_ray.hardware import parse_slice
 from asap_ray.physics.calibration import calibrations_from_mappings
-from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block, Grid
 from asap_ray.report.summary import finite
 from asap_ray.settings import load_group, read_settings, setting_files

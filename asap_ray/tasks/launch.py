@@ -15,11 +15,11 @@ from pathlib import Path
 
 from asap_ray import __version__
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.errors import ConfigError
 from asap_ray.hardware import Slice, parse_slice
 from asap_ray.launch import kuberay, scripts
 from asap_ray.launch.job import RUN, Group, LaunchJob, run_script
-from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block
 from asap_ray.tasks.machine import LOCAL
 from asap_ray.tasks.measuring import gang_of

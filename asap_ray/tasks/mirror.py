@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asap_ray.config import Config
+from asap_ray.drafts import draft_of
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.ledger import NAME
 from asap_ray.remote import Remote
@@ -102,9 +103,8 @@ def fetch(remote: Remote, local: Path) -> dict[str, int]:
 
 def _place(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(data)
-    draft.replace(path)
+    with draft_of(path) as draft:
+        draft.write_bytes(data)
 
 
 def _reached(uri: str) -> Remote:

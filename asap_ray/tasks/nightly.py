@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.ledger import Ledger
 from asap_ray.report.answer import Tried
-from asap_ray.report.files import write_whole
 from asap_ray.report.night import Judged, Night, Row, night_blocks, night_fields, night_page, night_text
 from asap_ray.report.summary import finite
 from asap_ray.tasks.night import webhook

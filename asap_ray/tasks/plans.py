@@ -9,6 +9,7 @@ from typing import TextIO
 
 from asap_ray.architecture import Architecture, architecture_from_mapping
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.interchange import plain_jax
 from asap_ray.interchange.exchange import Written
 from asap_ray.interchange.projects import writers_of
@@ -16,7 +17,6 @@ from asap_ray.physics.estimate import Estimate
 from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.report.answer import Answer
-from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block
 from asap_ray.report.terminal import print_blocks
 from asap_ray.settings import load_group

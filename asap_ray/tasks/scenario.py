@@ -25,6 +25,7 @@ from asap_ray.agents.proposal import Proposal
 from asap_ray.agents.verifier import verified
 from asap_ray.config import Config
 from asap_ray.diagnosis import compare, diagnose
+from asap_ray.drafts import write_whole
 from asap_ray.errors import ConfigError
 from asap_ray.knowledge import load_cards
 from asap_ray.ledger import Ledger
@@ -33,7 +34,7 @@ from asap_ray.physics.estimate import RESOURCES, Estimate
 from asap_ray.physics.roofline import Pricer
 from asap_ray.plan import AXES
 from asap_ray.report.answer import Answer, SliceAnswer
-from asap_ray.report.files import write_report, write_whole
+from asap_ray.report.files import write_report
 from asap_ray.report.outline import Block, files_facts, heading
 from asap_ray.report.scenario import (
     NOTE,

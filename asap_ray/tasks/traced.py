@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.errors import shown
 from asap_ray.observation import Observation, observe
 from asap_ray.physics.estimate import Estimate
@@ -15,7 +16,6 @@ from asap_ray.plan import Plan
 from asap_ray.problem import Problem
 from asap_ray.profile import xplane, xprof
 from asap_ray.profile.verdict import verdict
-from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block
 from asap_ray.report.summary import finite
 from asap_ray.report.traced import Traced, traced_blocks, traced_fields

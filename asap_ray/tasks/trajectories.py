@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from asap_ray.agents.facts import facts_of_result
 from asap_ray.agents.reward import reward
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.errors import ConfigError, shown
 from asap_ray.ledger import NAME, Ledger
 from asap_ray.plan import FIELDS, Plan
 from asap_ray.problem import Problem
 from asap_ray.report.answer import Tried
-from asap_ray.report.files import write_whole
 from asap_ray.report.outline import Block
 from asap_ray.search.protocol import Candidate, Result, best_of
 from asap_ray.stack import stack_from_mapping

@@ -7,16 +7,15 @@ is the compile tier that is held against them (`validate_compiled`).
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from asap_ray.config import Config
+from asap_ray.drafts import draft_of, write_whole
 from asap_ray.interchange.measured_groups import MeasuredGroups
 from asap_ray.interchange.measured_tables import read_tables
-from asap_ray.report.files import write_whole
 from asap_ray.report.leaderboard import csv_text
 from asap_ray.report.progress import progress
 from asap_ray.report.validation import ValidationAnswer, row_columns, row_fields, validation_fields
@@ -94,9 +93,5 @@ def _write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        parquet.write_table(pa.table(columns), temporary, compression="zstd")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with draft_of(path) as draft:
+        parquet.write_table(pa.table(columns), draft, compression="zstd")

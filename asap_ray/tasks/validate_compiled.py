@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 
 from asap_ray.config import Config
+from asap_ray.drafts import write_whole
 from asap_ray.interchange.measured import MeasuredRow
 from asap_ray.interchange.measured_tables import read_tables
 from asap_ray.physics.estimate import Estimate
 from asap_ray.report.compiled_validation import Beside, CompiledAnswer, compiled_fields, compiled_row
 from asap_ray.report.compiled_validation_outline import compiled_outline
-from asap_ray.report.files import write_whole
 from asap_ray.report.leaderboard import csv_text
 from asap_ray.tasks.compiled_cases import (
     RESULTS,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import tempfile
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from asap_ray.compiler.request import Build
 
 MOST_BYTES = 2**28
 """Of a result's text: the largest programs have some tens of MB."""
+DRAFT, OLD_S = ".new-", 3600.0
+"""How results are named while they are written, and after how long nobody writes them any more, seconds."""
 KEPT = ("complete", "infeasible")
 """What is kept: a crash may not come again, and a deadline says more of the machine than of the plan."""
 
@@ -50,7 +54,11 @@ class Cache:
             return
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        for old in path.parent.glob(f"{DRAFT}*"):  # left by processes that were killed
+            with contextlib.suppress(OSError):
+                if time.time() - old.stat().st_mtime > OLD_S:
+                    old.unlink()
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(gzip.compress(json.dumps(build.as_dict()).encode(), 6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,15 @@ def test_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard says to ignore it
     monkeypatch.setenv("HOME", "/home/me")
     assert default_cache() == Path("/home/me/.cache/asap_ray/compile")
+
+
+def test_what_killed_processes_had_begun_to_write_goes_after_an_hour(cache: Cache) -> None:
+    cache.write(KEY, BUILD)
+    (folder,) = {path.parent for path in cache.folder.rglob("*.json.gz")}
+    (old, new) = (folder / ".new-old", folder / ".new-now")
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    cache.write(KEY, BUILD)
+    assert not old.exists()
+    assert new.exists(), "somebody may be at it"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from asap_ray.drafts import draft_of
 from asap_ray.report.night import Row, row_of
 
 TABLE = "history.parquet"
@@ -93,13 +93,9 @@ def write_history(found: Kept, root: Path) -> Path:
     kinds = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     table = pa.Table.from_pylist(_records(found.rows, found.verdicts), schema=schema)
-    path, temporary = root / TABLE, root / f".{TABLE}.{os.getpid()}"
-    try:
-        parquet.write_table(table, temporary, compression="zstd")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    with draft_of(root / TABLE) as draft:
+        parquet.write_table(table, draft, compression="zstd")
+    return root / TABLE
 
 
 def _records(rows: Sequence[Row], verdicts: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
