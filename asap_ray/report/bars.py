@@ -53,6 +53,8 @@ SLIVER = 0.001
 """A part with a smaller share of every plan cannot be seen, and is left out of the legend."""
 OVER = 1.8
 """The memory chart ends at this multiple of the limit, so that a plan that is far too big does not flatten the rest."""
+FAR = 4.0
+"""A limit beyond this multiple of all plans is told in words: on the chart it would flatten them."""
 
 
 def colours(parts: set[str], known: dict[str, str]) -> dict[str, str]:
@@ -103,7 +105,9 @@ def memory_chart(answer: SliceAnswer) -> dict[str, Any]:
     named += [(f"too big {rank}", each) for rank, each in enumerate(answer.too_big[:TOO_BIG], start=1)]
     rows = [row for name, each in named for row in _part_rows(name, each, each.memory_parts, palette, "GB", 1e9)]
     limit = named[0][1].hbm_limit_bytes / 1e9
-    end = min(1.02 * max(each.hbm_bytes for _, each in named) / 1e9, OVER * limit)
+    most = max(each.hbm_bytes for _, each in named) / 1e9
+    far = limit > FAR * most
+    end = 1.02 * most if far else min(1.02 * max(most, limit), OVER * limit)
     rule = (
         alt.Chart(alt.Data(values=[{"limit": limit, "text": f"{limit:.1f} GB allowed"}]))
         .mark_rule(color=LIMIT, strokeWidth=2, strokeDash=[5, 3])
@@ -119,8 +123,8 @@ def memory_chart(answer: SliceAnswer) -> dict[str, Any]:
         .mark_text(align="right", dx=-6, fontWeight="bold")
         .encode(y=alt.Y("plan:N", sort=None), x="end:Q", text="text:N")
     )
-    bars = _bars(rows, palette, "GB on a device", end)
-    return finish(alt.layer(bars, rule, *([beyond] if cut else [])), height=ROW_HEIGHT * len(named))
+    bars = _bars(rows, palette, f"GB on a device, {limit:.1f} GB allowed" if far else "GB on a device", end)
+    return finish(alt.layer(bars, *([] if far else [rule]), *([beyond] if cut else [])), height=ROW_HEIGHT * len(named))
 
 
 def _part_rows(

@@ -9,6 +9,7 @@ from typing import Any
 
 from asap_ray.contest.methods import Method
 from asap_ray.contest.play import Budget, Played
+from asap_ray.physics.estimate import Estimate
 from asap_ray.report.comparison import ComparisonAnswer, comparison_fields
 from asap_ray.report.comparison_page import comparison_page
 from asap_ray.report.night import Judged, Night, Row, night_page
@@ -23,7 +24,8 @@ SEARCH, TIME, MEMORY, ROOFLINE, MAP = 4 + 4 + 1, 5 * 6 + 5, 6 * 5, 5 * 2 + 2, 40
 """Marks at least: trials with their estimates and the line; parts with floors; parts; points and roofs; the sample."""
 MARKS: Mapping[str, Mapping[str, int]] = {
     "tune": {"0-time": TIME, "0-memory": MEMORY, "0-roofline": ROOFLINE, "0-map": MAP}
-    | {"1-time": TIME, "1-memory": MEMORY, "1-roofline": ROOFLINE, "1-map": MAP, "1-search": SEARCH},
+    | {"1-time": TIME, "1-memory": 5 * 5, "1-roofline": ROOFLINE, "1-map": MAP}
+    | {"2-time": TIME, "2-memory": MEMORY, "2-roofline": ROOFLINE, "2-map": MAP, "2-search": SEARCH},
     "compare": {name: len(METHODS) * 3 for name in ("curves", "curves-0", "curves-1")},
     "night": {},
     "validate": {"scatter": 31, "ratio": 31},
@@ -32,7 +34,15 @@ MARKS: Mapping[str, Mapping[str, int]] = {
 
 
 def tune(factory: Any) -> str:
-    return page(factory.answer(make_searched(factory), factory.slice_answer(factory.slice(name="v5p-256"))))
+    other = factory.slice_answer(factory.slice(name="v5p-256"))
+    small = replace(other, slice=factory.slice(name="v5p-512"), ranked=tuple(map(_hundredth, other.ranked)), too_big=())
+    return page(factory.answer(make_searched(factory), other, small))
+
+
+def _hundredth(plan: Estimate) -> Estimate:
+    """A plan that needs a hundredth of the memory: far from the limit."""
+    parts = {name: value / 100 for name, value in plan.memory_parts.items()}
+    return replace(plan, hbm_bytes=plan.hbm_bytes / 100, memory_parts=parts)
 
 
 def compare(factory: Any) -> str:

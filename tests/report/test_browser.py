@@ -59,9 +59,12 @@ def pictures_are_drawn(tab: Page, name: str) -> None:
             /NaN|undefined/.test(e.getAttribute("d") + e.getAttribute("transform")));
         const fits = !broken && box.width > 200 && box.width <= each.getBoundingClientRect().width + 1;
         const others = "[aria-roledescription=axis], [aria-roledescription=legend], [aria-roledescription$=container]";
-        const marks = svg.querySelectorAll(`[aria-roledescription]:not(${others})`).length;
+        const all = [...svg.querySelectorAll(`[aria-roledescription]:not(${others})`)], marks = all.length;
+        const boxes = all.map((e) => e.getBoundingClientRect());
+        const ends = boxes.filter((e) => e.right >= box.left && e.left <= box.right);
+        const wide = Math.max(...ends.map((e) => e.right)) - Math.min(...ends.map((e) => e.left));
         const told = each.parentElement.querySelector("[aria-roledescription=visualization]");
-        return [each.id, marks, fits, told?.getAttribute("aria-label")];
+        return [each.id, marks, fits && wide > box.width / 2, told?.getAttribute("aria-label")];
     })""")
     assert {each[0] for each in found} == MARKS[name].keys()
     for id_, marks, fits, label in found:

@@ -64,6 +64,8 @@ class Running:
 
 def start(words: Sequence[str], environ: Mapping[str, str], log: Path, *, forked: bool) -> Running:
     """Start a command: as a fork of this process, which has imported what it takes, or as a user does."""
+    for path in (log, log.with_suffix(".err")):
+        path.write_bytes(b"")  # it may be killed before it has opened them
     pid = os.fork()
     if pid:
         return Running(pid, log)
