@@ -104,13 +104,17 @@ class Memory:
         known = {case.id for case in before.cases}
         fresh = [case for name, case in wanted.items() if name not in known]
         data = self._bytes() if self.path.exists() else b""
+        tail = data.rpartition(b"\n")[2]
+        if tail and not _is_case(tail):  # half of what a killed command was adding
+            data = data[: -len(tail)]
+            os.truncate(self.path, len(data))
         lines = b"".join(_line(case) for case in fresh)
         if len(data) + len(lines) > MOST_BYTES:
             self._replace(_newest([*before.cases, *fresh]))
         elif lines:
-            torn = data and not data.endswith(b"\n")
+            unended = data and not data.endswith(b"\n")
             with self.path.open("ab", buffering=0) as file:
-                file.write(b"\n" + lines if torn else lines)
+                file.write(b"\n" + lines if unended else lines)
                 os.fsync(file.fileno())
         return Added(new=len(fresh), complaint=before.complaint)
 
@@ -138,6 +142,14 @@ def _case(line: bytes) -> Case:
         return read_case(json.loads(line))
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def _is_case(line: bytes) -> bool:
+    try:
+        _case(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _line(case: Case) -> bytes:
