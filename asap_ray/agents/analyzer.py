@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asap_ray.agents.calibrated import step_ratios
+from asap_ray.agents.effects import effects
 from asap_ray.agents.proposal import GROUPS, grouped
 from asap_ray.agents.usual import KERNELS, SHAPE, Parts, Usual
 from asap_ray.narrowing import Test
@@ -78,8 +79,10 @@ class Analysis:
 
     `ratios` are what each part of a step takes over what it is priced at [parts], `memory` the same of bytes.
     `penalties` are, for each mechanism with a fault, the mean logarithm of what it costs the plans that have it.
-    `trials` counts those with a step, which one that was ended as clearly slower has too. `evidence` is whose figures
-    these are: a trainer and a compiler; trials of others do not count.
+    `expected_s` are steps of all plans as the trials let expect them, in seconds [plans]: by ratios and penalties, and
+    by what plans that are alike took beyond those (`effects`). `trials` counts those with a step, which one that was
+    ended as clearly slower has too. `evidence` is whose figures these are: a trainer and a compiler; trials of others
+    do not count.
     """
 
     faults: tuple[Fault, ...]
@@ -88,13 +91,7 @@ class Analysis:
     memory: float
     trials: int
     evidence: str
-
-    def expected(self, pool: Pool) -> np.ndarray:
-        """Steps of all plans as the trials let expect them, in seconds [plans]."""
-        steps = pool.parts @ self.ratios
-        for mechanism, penalty in self.penalties.items():
-            steps = np.where(mechanism.holds(pool.columns), steps * math.exp(penalty), steps)
-        return steps
+    expected_s: np.ndarray
 
 
 def analyse(pool: Pool, results: Sequence[Result], *, diagnosing: bool = True) -> Analysis:
@@ -103,14 +100,45 @@ def analyse(pool: Pool, results: Sequence[Result], *, diagnosing: bool = True) -
     timed = [each for each in results if each.status in TIMED and each.evidence == evidence and each.roofline]
     told = [each for each in timed if each.status == "complete"]  # the others ended before they had a profile
     faults = list(_faults(told)) if diagnosing else []
+    penalties = _penalties(pool, told, faults)
+    ratios = _ratios(timed, faults) if diagnosing else np.full(len(TIME_PARTS), _whole(timed))
     return Analysis(
         faults=tuple(faults),
-        penalties=_penalties(pool, told, faults),
-        ratios=_ratios(timed, faults) if diagnosing else np.full(len(TIME_PARTS), _whole(timed)),
+        penalties=penalties,
+        ratios=ratios,
         memory=_memory(results, evidence),
         trials=len(timed),
         evidence=evidence,
+        expected_s=_expected(pool, [each for each in told if diagnosing and _parted(each)], ratios, penalties),
     )
+
+
+def _expected(
+    pool: Pool, told: Sequence[Result], ratios: np.ndarray, penalties: Mapping[Mechanism, float]
+) -> np.ndarray:
+    """Steps of all plans, in seconds [plans]; `told` are trials that tell the parts of their step.
+
+    Others say nothing of effects: what their steps take beyond their price may be any part's.
+    """
+
+    def corrected(parts: np.ndarray, columns: Columns) -> np.ndarray:
+        steps = parts @ ratios
+        for mechanism, penalty in penalties.items():
+            steps = np.where(mechanism.holds(columns), steps * math.exp(penalty), steps)
+        return steps
+
+    steps = corrected(pool.parts, pool.columns)
+    if not told:
+        return steps
+    columns = columns_of(pool.problem, [each.candidate.plan for each in told])
+    priced = [each.roofline.time_parts for each in told if each.roofline]
+    known = corrected(np.array([[each[name] for name in TIME_PARTS] for each in priced]), columns)
+    return steps * np.exp(effects(pool, columns, np.log([each.step_time_s for each in told] / known)))
+
+
+def _parted(result: Result) -> bool:
+    """Whether a trial tells the parts of its step."""
+    return bool(result.estimate and result.roofline and result.estimate.time_parts)
 
 
 def _faults(told: Sequence[Result]) -> Iterator[Fault]:
@@ -230,7 +258,7 @@ def _whole(told: Sequence[Result]) -> float:
 
 def _ratios(timed: Sequence[Result], faults: Sequence[Fault]) -> np.ndarray:
     """What each part takes over its price, of all trials that tell their parts, without their faults [parts]."""
-    full = [each for each in timed if each.estimate and each.roofline and each.estimate.time_parts]
+    full = [each for each in timed if _parted(each)]
     if not full:
         return step_ratios(timed)
     sick = {fault.trial for fault in faults}

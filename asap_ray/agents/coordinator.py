@@ -206,7 +206,7 @@ class Coordinator:
             results=tuple(plain),
             best=self._fastest,
             analysis=self.analysis,
-            expected_s=self.analysis.expected(self.pool),
+            expected_s=self.analysis.expected_s,
             open=open_,
             tried=MappingProxyType(self._tried),
             narrowings=tuple(self._narrowed.values()),
@@ -282,7 +282,7 @@ class Coordinator:
         confirmed, refuted = self._record.get(proposal.author, (0, 0))
         step, ends = float(self.pool.step_s[row]), self.pool.estimate(row).interval_s
         held = (confirmed + 9.0) / (confirmed + refuted + 10.0)  # as the interval says, until the record says else
-        expected = float(self.analysis.expected(self.pool)[row])
+        expected = float(self.analysis.expected_s[row])
         return confidence(best.step_time_s, expected, (ends[0] / step, ends[1] / step), held)
 
     def _sample(self, brief: Brief, count: int) -> list[Candidate]:
@@ -311,7 +311,7 @@ class Coordinator:
 
     def _narrow(self) -> None:
         """Close the plans that share a fault, costliest first, where others that are open are expected to be faster."""
-        analysis, expected = self.analysis, self.analysis.expected(self.pool)
+        analysis, expected = self.analysis, self.analysis.expected_s
         masks = self._masks(self._best)
         left = np.logical_and.reduce([mask for name, mask in masks.items() if name != "narrowed"])
         wanted: dict[Mechanism, Narrowing] = {}

@@ -83,7 +83,7 @@ def _states(lesson: Lesson, rng: np.random.Generator) -> Iterator[State]:
     """Where a search of a lesson stands before each of its rounds."""
     pool, results, left = lesson.pool, list[Result](), np.ones(len(lesson.pool), bool)
     for _ in range(ROUNDS):
-        expected = analyse(pool, results).expected(pool)
+        expected = analyse(pool, results).expected_s
         tried = np.flatnonzero(~left)
         runs = tried[np.isfinite(lesson.steps_s[tried])]
         base = int(runs[np.argmin(lesson.steps_s[runs])]) if len(runs) else int(np.argmin(expected))

@@ -27,7 +27,7 @@ class Uncalibrated(Coordinator):
     def analysis(self) -> Analysis:
         """What all trials come to, with no correction of any part."""
         found = super().analysis
-        return replace(found, ratios=np.ones_like(found.ratios), penalties={})
+        return replace(found, ratios=np.ones_like(found.ratios), penalties={}, expected_s=self.pool.step_s)
 
 
 def unpruned(pool: Pool) -> Pool:

@@ -255,7 +255,7 @@ def brief_of(pool: Pool, row: int) -> Brief:
         results=(result,),
         best=result,
         analysis=analysis,
-        expected_s=analysis.expected(pool),
+        expected_s=analysis.expected_s,
         open=open_,
         tried={row: 0},
         narrowings=(),

@@ -200,6 +200,6 @@ def test_a_trial_that_was_ended_as_slower_tells_its_step_and_no_fault(pool: Pool
     before = analyse(pool, complete)
     after = analyse(pool, [*complete, trial(2, heavy, 4.0, "pruned")])
     assert (before.trials, after.trials, after.faults) == (2, 3, ())
-    assert after.expected(pool)[heavy] > 1.5 * before.expected(pool)[heavy]
-    assert after.expected(pool)[light] == pytest.approx(pool.step_s[light], rel=0.2)
+    assert after.expected_s[heavy] > 1.5 * before.expected_s[heavy]
+    assert after.expected_s[light] == pytest.approx(pool.step_s[light], rel=0.2)
     assert analyse(pool, [trial(0, heavy, 4.0, "pruned")], diagnosing=False).ratios == pytest.approx(4.0)

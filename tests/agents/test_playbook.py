@@ -276,7 +276,7 @@ def test_the_ranking_spreads_over_meshes_and_policies() -> None:
 def test_an_analysis_of_nothing_expects_what_the_roofline_says() -> None:
     pool = pool_named(tuple(DENSE.items()))
     analysis: Analysis = agents(pool).analysis
-    assert analysis.expected(pool) == pytest.approx(pool.step_s)
+    assert analysis.expected_s == pytest.approx(pool.step_s)
     assert (analysis.faults, analysis.memory) == ((), 1.0)
 
 
