@@ -10,10 +10,13 @@ import dataclasses
 import errno
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from asap_ray import __version__
@@ -22,6 +25,18 @@ from asap_ray.redaction import hidden
 
 if TYPE_CHECKING:
     from asap_ray.config import Config
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command as Ctrl-C does."""
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal of `ENDING` has come; `number` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,16 +56,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit status (0 done, 1 something for the user to change, 2 and up by task)."""
+    """Run one command line; returns the exit status (0 done, 1 something for the user to change, 2 and up by task; 128
+    and up by signal)."""
     _open_streams()
     sys.excepthook = _told
     try:
-        status = _run(_parser().parse_intermixed_args(argv))
+        with _ended_in_order():
+            status = _run(_parser().parse_intermixed_args(argv))
         sys.stdout.flush()  # here, where an error has a name, and not while the interpreter ends
         return status
     except AsapError as error:
         print("asap-ray:", hidden(" ".join(str(error).split()), os.environ), file=sys.stderr)
         return 1
+    except _Ended as ended:
+        print(f"asap-ray: ended by {signal.Signals(ended.number).name}", file=sys.stderr)
+        return 128 + ended.number
     except KeyboardInterrupt:
         print("asap-ray: interrupted", file=sys.stderr)
         return 130
@@ -63,6 +83,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_stdout()
         print(f"asap-ray: what was found cannot be printed: {error.strerror}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """While a command runs, a signal that ends it is raised in it, so that what it has started ends too and its locks
+    are free. A second one changes nothing; nor does one that is ignored, as with nohup."""
+    ours = [each for each in ENDING if signal.getsignal(each) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, lambda *_: None)  # not SIG_IGN, which whatever is started now would inherit
+        raise _Ended(number)
+
+    for each in ours:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

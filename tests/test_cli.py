@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -195,6 +197,26 @@ def test_a_mistake_reaches_the_shell_without_a_traceback(tmp_path: Path) -> None
         == "asap-ray: tiers=rofline: did you mean roofline? allowed: auto, roofline, compile, run, command\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_asked_to_end_lets_go_of_what_it_holds(
+    command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    held = [True]
+
+    def hold(config: Config) -> int:
+        try:
+            os.kill(os.getpid(), number)
+            raise AssertionError("unreachable")
+        finally:
+            os.kill(os.getpid(), number)  # a second one does not cut this short
+            held.clear()
+
+    monkeypatch.setitem(sys.modules, "asap_ray.tasks.tune", types.SimpleNamespace(run=hold))
+    ended = command(TINY)
+    assert (ended.status, ended.err, held) == (128 + number, f"asap-ray: ended by {number.name}\n", [])
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

@@ -79,6 +79,7 @@ LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "ray.retries": (0, 100),
         "launch.replicas": (1, 10_000),
         "nightly.retries": (0, 10),
+        "nightly.parallel": (1, 64),
         "launch.cpus": (1, 1024),
         "launch.memory_gb": (1, 65_536),
         "seed": (0, 2**32 - 1),

@@ -66,5 +66,3 @@ def check_nightly(config: Config) -> None:
         raise ConfigError("nightly", None, "the name of a matrix: small, or a file of your own conf/nightly/")
     if not 0 < given.tolerance < 1:
         raise ConfigError("nightly.tolerance", given.tolerance, "a share above 0 and below 1")
-    if given.parallel < 1:
-        raise ConfigError("nightly.parallel", given.parallel, "a whole number of cells, 1 or more")

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -50,10 +51,10 @@ class TrainerProcess:
         self._before: Any = None
 
     def __enter__(self) -> TrainerProcess:
-        try:
+        # Not in another thread: then the guard sees that this process is gone. Nor where a command ends in its own way.
+        ours = threading.current_thread() is threading.main_thread()
+        if ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._before = signal.signal(signal.SIGTERM, _leave)
-        except ValueError:  # not in the main thread: then the guard sees that this process is gone
-            self._before = None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,16 +1,20 @@
-"""kill -9 of the main command amid its trials, then the same command: nothing is done again, lost or left running."""
+"""A command that is ended amid its work: by kill -9, after which the same command goes on and nothing is done again or
+lost; by SIGTERM, which leaves nothing running and nothing locked."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.tasks.slow_command import COMPILED
 
@@ -85,3 +89,37 @@ def test_the_same_command_after_a_kill_ends_as_if_nothing_had_been(tmp_path: Pat
     while left_running(killed) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left_running(killed) == []
+
+
+def test_a_command_that_is_asked_to_end_leaves_nothing_running(tmp_path: Path) -> None:
+    process = command(tmp_path / "run", "ray")
+    while not tried(tmp_path / "run") and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, out
+    assert out.splitlines()[-1] == "asap-ray: ended by SIGTERM"
+    assert "Traceback" not in out
+    assert left_running(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_night_that_is_asked_to_end_ends_its_cells_and_frees_its_lock(tmp_path: Path, parallel: int) -> None:
+    folder = tmp_path / "run"
+    words = ("task=nightly", "nightly=small", f"nightly.parallel={parallel}", f"run_dir={folder}", "tiers=[roofline]")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asap_ray", *words],
+        env={**os.environ, COMPILED: f"{folder}.compiled"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while len(list(folder.glob("nights/*/*/log"))) < parallel and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert err.splitlines()[-1] == "asap-ray: ended by SIGTERM"
+    assert left_running(folder) == []
+    assert not (folder / "night.lock").exists()
+    events = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert events == ["start", "night", *["cell_began"] * parallel]

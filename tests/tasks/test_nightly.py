@@ -200,6 +200,7 @@ def test_a_night_that_was_cut_short_is_taken_up_where_it_was(
         (("nightly=two", "hardware=v5p-8"), "hardware=v5p-8: said by the matrix"),
         (("nightly=two", "+model=tiny"), "+model=tiny: not for task=nightly"),
         (("nightly=two", "nightly.tolerance=2"), "nightly.tolerance=2.0: a share above 0"),
+        (("nightly=two", "nightly.parallel=100000"), "nightly.parallel=100000: a whole number from 1 to 64"),
         (
             ("nightly=two", "nightly.webhook_hosts=example.com"),
             "nightly.webhook_hosts=example.com: with ASAP_RAY_WEBHOOK",
