@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -184,6 +185,43 @@ def test_the_lock_of_who_is_gone_is_taken_over_and_that_of_another_machine_only_
         while path.stat().st_mtime == old and time.monotonic() < limit:  # its owner keeps it fresh
             time.sleep(0.01)
         assert path.stat().st_mtime > old
+
+
+def test_of_two_that_see_a_stale_lock_the_slower_leaves_it_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, gone = tmp_path / lock.NAME, lock._gone
+    old = time.time() - lock.STALE_S - 60
+    path.write_text(json.dumps({"host": "another", "pid": 1, "token": "x"}))
+    os.utime(path, (old, old))
+    with ExitStack() as faster:
+
+        def slow(*given: Any) -> bool:
+            monkeypatch.setattr(lock, "_gone", gone)
+            found = gone(*given)
+            faster.enter_context(night_lock(tmp_path))
+            return found
+
+        monkeypatch.setattr(lock, "_gone", slow)
+        with pytest.raises(ConfigError, match="another has just taken"), night_lock(tmp_path):
+            raise AssertionError("unreachable")
+        assert json.loads(path.read_text())["token"] in lock._HELD
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_died_amid_a_takeover_is_followed_in_time(tmp_path: Path) -> None:
+    path = tmp_path / lock.NAME
+    old = time.time() - lock.STALE_S - 60
+    path.write_text(json.dumps({"host": "another", "pid": 1, "token": "x"}))
+    heir = lock._heir(path, path.read_bytes())
+    heir.write_text("{}")
+    os.utime(path, (old, old))
+    with pytest.raises(ConfigError, match="another has just taken"), night_lock(tmp_path):
+        raise AssertionError("unreachable")
+    os.utime(heir, (old, old))
+    with night_lock(tmp_path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_night_of_half_a_day_ago_is_not_taken_up() -> None:

@@ -8,6 +8,7 @@ nobody has kept fresh.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ from asap_ray.errors import ConfigError
 NAME = "night.lock"
 BEAT_S = 20.0
 LONGEST = 4096
-"""Characters of the file that are read; an owner writes a hundred."""
+"""Bytes of the file that are read; an owner writes a hundred."""
 STALE_S = 180.0
 """A file so old is nobody's: its owner has missed nine beats."""
 _HELD = set[str]()
@@ -41,14 +42,7 @@ def night_lock(root: Path, beat_s: float = BEAT_S) -> Iterator[None]:
     path = root / NAME
     mine: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8)}
     if not _made(path, mine):
-        owner = _owner(path)
-        if not _gone(root, path, owner):
-            where = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
-            raise ConfigError("run_dir", root, f"a directory in which no night goes on: {where} holds {path.name}")
-        path.unlink(missing_ok=True)
-        _made(path, mine)
-    if _owner(path) != mine:  # another has taken over the same stale file
-        raise ConfigError("run_dir", root, f"a directory in which no night goes on: another has just taken {path.name}")
+        _take_over(root, path, mine)
     _HELD.add(mine["token"])
     stop = threading.Event()
     thread = threading.Thread(target=_beat, args=(path, stop, beat_s), daemon=True)
@@ -59,8 +53,39 @@ def night_lock(root: Path, beat_s: float = BEAT_S) -> Iterator[None]:
         stop.set()
         thread.join()
         _HELD.discard(mine["token"])
-        if _owner(path) == mine:
+        if _owner(_text(path) or b"") == mine:
             path.unlink(missing_ok=True)
+
+
+def _take_over(root: Path, path: Path, mine: Mapping[str, Any]) -> None:
+    """Become the owner after one that is gone.
+
+    Several may see that at once. One alone can make the file that is named after the old owner, and that file becomes
+    the lock: whoever makes it once more sees that there is another owner by then.
+    """
+    before = _text(path)
+    if before is None:
+        raise _taken(root, "another has just ended")
+    owner = _owner(before)
+    if not _gone(root, path, owner):
+        raise _taken(root, f"process {owner.get('pid', '?')} on {owner.get('host', '?')} holds {NAME}")
+    heir = _heir(path, before)
+    if heir.exists() and _age_s(root, heir) > STALE_S:  # who made it died before the next lines
+        heir.unlink(missing_ok=True)
+    if not _made(heir, mine):
+        raise _taken(root, f"another has just taken {NAME}")
+    if _text(path) != before:
+        heir.unlink(missing_ok=True)
+        raise _taken(root, f"another has just taken {NAME}")
+    os.replace(heir, path)
+
+
+def _heir(path: Path, before: bytes) -> Path:
+    return path.with_name(f".{NAME}.{hashlib.sha256(before).hexdigest()[:16]}")
+
+
+def _taken(root: Path, who: str) -> ConfigError:
+    return ConfigError("run_dir", root, f"a directory in which no night goes on: {who}")
 
 
 def _made(path: Path, mine: Mapping[str, Any]) -> bool:
@@ -75,11 +100,19 @@ def _made(path: Path, mine: Mapping[str, Any]) -> bool:
     return True
 
 
-def _owner(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> bytes | None:
+    """What a lock says; None where there is none."""
     try:
-        with path.open(encoding="utf-8") as file:
-            found = json.loads(file.read(LONGEST))
-    except (OSError, ValueError, RecursionError):
+        with path.open("rb") as file:
+            return file.read(LONGEST)
+    except OSError:
+        return None
+
+
+def _owner(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
