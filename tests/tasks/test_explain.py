@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from asap_ray import drafts
 from asap_ray.ledger import Ledger
-from asap_ray.report import files
 
 EXPLAIN = ("+model=tiny", "hardware=v5e-4", "run_dir=run", "task=explain")
 WHOLE = "fsdp=2 tensor=2 micro_batch=4 accumulation=4 sequence_parallel=true remat=full"
@@ -119,7 +119,7 @@ def test_a_full_disk_ends_in_one_line(command, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as broken:
-        broken.setattr(files.os, "replace", full)
+        broken.setattr(drafts.os, "replace", full)
         ended = command(*EXPLAIN)
     assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
     assert "No space left on device" in ended.err

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from asap_ray import drafts
 from asap_ray.errors import AsapError
 from asap_ray.executor import local
 from asap_ray.ledger import Ledger
 from asap_ray.plan import Plan
-from asap_ray.report import files
 from asap_ray.tasks import running, tune
 from asap_ray.tiers.protocol import Outcome
 
@@ -278,7 +278,7 @@ def test_a_disk_that_fills_while_the_report_is_written_ends_in_one_line(
     command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(files.os, "replace", _full)
+        broken.setattr(drafts.os, "replace", _full)
         ended = command(*TINY, "output=json")
     assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
     assert ended.err.startswith(f"asap-ray: run_dir={Path.cwd() / 'run'}: a directory that can be written to")
