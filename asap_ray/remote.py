@@ -7,6 +7,8 @@ import hashlib
 import os
 import re
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+)://")
 ARROW = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 """Schemes that pyarrow reaches on its own."""
+OBJECTS = ("s3", "gcs", "abfs")
+"""Kinds of file systems, as pyarrow calls them, that have no folders, and on which a file appears once it is closed."""
 
 
 def scheme_of(place: str | None) -> str | None:
@@ -52,20 +56,32 @@ def check_scheme(key: str, uri: str) -> None:
         raise ConfigError(key, uri, f"{allowed}: {error}") from error
 
 
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """While a client of a file system is at work: what it raises has any class, and is an OSError here."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # the border to clients that are not ours: it is told, not lost
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """A folder of a file system; names are relative to it and use `/`."""
+    """A folder of a file system; names are relative to it and use `/`. All that fails is an OSError."""
 
     uri: str
     files: FileSystem
     root: str
 
     @classmethod
+    @_reaching()
     def at(cls, uri: str) -> Remote:
         """Reach a folder; it need not exist.
 
         Raises:
-            OSError, ValueError: it cannot be reached.
+            OSError: it cannot be reached.
         """
         from pyarrow import fs
 
@@ -78,6 +94,7 @@ class Remote:
             files = fs.PyFileSystem(fs.FSSpecHandler(reached))
         return cls(uri=uri, files=files, root=root.rstrip("/"))
 
+    @_reaching()
     def names(self, folder: str = "") -> list[str]:
         """The files below a folder, sorted."""
         from pyarrow import fs
@@ -88,6 +105,7 @@ class Remote:
         root = self.root.lstrip("/")
         return sorted(path.lstrip("/").removeprefix(root).lstrip("/") for path in paths)
 
+    @_reaching()
     def read(self, name: str) -> bytes | None:
         """A file; None where it is not there."""
         try:
@@ -96,17 +114,24 @@ class Remote:
         except FileNotFoundError:
             return None
 
+    @_reaching()
     def write(self, name: str, data: bytes) -> None:
-        """A whole file or none: an object appears once it is closed, a file of a disk is renamed into its place."""
+        """A whole file or none: where a file would be seen half written it is renamed into its place."""
         path = f"{self.root}/{name}"
-        self.files.create_dir(os.path.dirname(path), recursive=True)
-        on_disk = self.files.type_name in ("local", "hdfs")
-        draft = f"{os.path.dirname(path)}/.{os.path.basename(path)}.{uuid.uuid4().hex[:8]}" if on_disk else path
-        with self.files.open_output_stream(draft) as file:
-            file.write(data)
-        if on_disk:
-            self.files.move(draft, path)
+        if self.files.type_name in OBJECTS:
+            self._write(path, data)
+            return
+        folder, file = os.path.split(path)
+        self.files.create_dir(folder, recursive=True)
+        draft = f"{folder}/.{file}.{uuid.uuid4().hex[:8]}"
+        self._write(draft, data)
+        self.files.move(draft, path)
 
+    def _write(self, path: str, data: bytes) -> None:
+        with self.files.open_output_stream(path) as file:
+            file.write(data)
+
+    @_reaching()
     def delete(self, name: str) -> None:
         """Remove a file, where it is there."""
         with contextlib.suppress(FileNotFoundError):
