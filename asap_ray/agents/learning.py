@@ -20,7 +20,7 @@ from flax import nnx
 
 from asap_ray.agents.features import FEATURES, VERSION
 from asap_ray.agents.learned import ARRAYS, Origin, Weights, forward
-from asap_ray.agents.lessons import Lesson, Pairs, pairs_of
+from asap_ray.agents.lessons import Pairs
 
 APART = 0.1
 """Of the logarithm of a step: how far apart two scores are to be for a pair to count as told apart."""
@@ -60,31 +60,38 @@ class Ranker(nnx.Module):
 
 
 def train(
-    lessons: Sequence[Lesson], *, left_out: Sequence[str] = (), seed: int = 0, recipe: Recipe | None = None
+    pairs: Pairs, sources: Sequence[str], *, left_out: Sequence[str] = (), seed: int = 0, recipe: Recipe | None = None
 ) -> Weights:
-    """Train on lessons, all of them `learnable`; the same lessons and seed give the same weights on one machine.
+    """Train on pairs; the same pairs and seed give the same weights on one machine.
 
     JAX computes on the processor alone: the networks are tiny, and the devices may be somebody's.
+
+    Args:
+        pairs: of all lessons.
+        sources: of each lesson, whose it is.
+        left_out: what had no part in the lessons, for the record.
+        seed: of the first weights, of the weights of lessons and of batches.
+        recipe: how the networks are made.
     """
-    recipe, pairs = recipe or Recipe(), pairs_of(lessons, seed)
+    recipe = recipe or Recipe()
     both = np.concatenate([pairs.better, pairs.worse])
     jax.config.update("jax_platforms", "cpu")  # before JAX starts; afterwards it does nothing
     ranker = Ranker(recipe, both.mean(0), both.std(0) + STEADY, nnx.Rngs(seed))
-    arrays = _fitted(ranker, pairs, _shares(pairs, lessons, recipe.members, seed), recipe, seed)
+    arrays = _fitted(ranker, pairs, _shares(pairs, len(sources), recipe.members, seed), recipe, seed)
     origin = Origin(
         version=VERSION,
         features=FEATURES,
-        workloads=len(lessons),
-        sources=tuple(sorted({each.source for each in lessons})),
+        workloads=len(sources),
+        sources=tuple(sorted(set(sources))),
         left_out=tuple(left_out),
         seed=seed,
     )
     return Weights(arrays=arrays, origin=origin)
 
 
-def _shares(pairs: Pairs, lessons: Sequence[Lesson], members: int, seed: int) -> np.ndarray:
+def _shares(pairs: Pairs, lessons: int, members: int, seed: int) -> np.ndarray:
     """What each pair counts for each member, 1 on average [members, pairs]; each lesson has a weight of its own."""
-    drawn = np.random.default_rng(seed).exponential(size=(members, len(lessons)))
+    drawn = np.random.default_rng(seed).exponential(size=(members, lessons))
     found = drawn[:, pairs.lesson]
     return (found / found.mean(1, keepdims=True)).astype(np.float32)
 

@@ -9,6 +9,7 @@ from asap_ray.agents.lessons import Lesson
 from asap_ray.contest.methods import publisher_of
 from asap_ray.errors import ConfigError
 from asap_ray.tasks.lessons import lessons_made_up, lessons_of_tables
+from asap_ray.tasks.training import trained
 from asap_ray.tasks.validate import carried_tables
 
 MADE_UP, STEPS = 16, 600
@@ -26,10 +27,8 @@ def policies_for(sources: Iterable[str], tables: Sequence[str] | None, seed: int
 
 
 def _without(publisher: str, lessons: Sequence[Lesson], seed: int) -> Weights:
-    from asap_ray.agents.learning import Recipe, train  # it takes JAX a while to start
-
     others = [each for each in lessons if publisher_of(each.source) != publisher]
     if not others:
         raise ConfigError("compare.methods", "policy", f"with tables of somebody besides {publisher} to learn from")
     made_up = lessons_made_up(MADE_UP, seed)
-    return train([*others, *made_up], left_out=(publisher,), seed=seed, recipe=Recipe(steps=STEPS))
+    return trained([*others, *made_up], left_out=(publisher,), seed=seed, steps=STEPS)

@@ -24,6 +24,7 @@ from asap_ray.tasks.brains import NAME
 from asap_ray.tasks.held_out import AFTER, LEAST, makers, regrets
 from asap_ray.tasks.lessons import lessons_made_up, lessons_of_runs, lessons_of_tables
 from asap_ray.tasks.running import begin, tell, write_files
+from asap_ray.tasks.training import trained
 from asap_ray.tasks.trajectories import ledgers_in
 from asap_ray.tasks.validate import carried_tables
 
@@ -43,7 +44,9 @@ def run(config: Config) -> int:
     if len(kept) < FEWEST:
         raise ConfigError("train_policy.leave_out", ", ".join(config.train_policy.leave_out), "less than all there is")
     ledger = begin(config)
-    weights = trained(kept, config)
+    asked = config.train_policy
+    lessons = [*kept, *lessons_made_up(asked.made_up, config.seed)]
+    weights = trained(lessons, left_out=asked.leave_out, seed=config.seed, steps=asked.steps)
     path = config.run_path / NAME
     write_files(config, lambda: weights.save(path))
     tested = _tested(held, weights)
@@ -61,19 +64,6 @@ def run(config: Config) -> int:
     ledger.append("trained", fields)
     tell(config, fields, _blocks(fields, weights, tested))
     return 0
-
-
-def trained(lessons: Sequence[Lesson], config: Config) -> Weights:
-    """Weights that were trained on some lessons and on others that are made up."""
-    from asap_ray.agents.learning import Recipe, train  # it takes JAX a while to start
-
-    asked = config.train_policy
-    return train(
-        [*lessons, *lessons_made_up(asked.made_up, config.seed)],
-        left_out=asked.leave_out,
-        seed=config.seed,
-        recipe=Recipe(steps=asked.steps),
-    )
 
 
 def _known(config: Config) -> list[Lesson]:

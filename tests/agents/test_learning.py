@@ -9,7 +9,7 @@ import numpy as np
 from asap_ray.agents.features import State, bound_of, features_of
 from asap_ray.agents.learned import ARRAYS, Weights, forward
 from asap_ray.agents.learning import Ranker, Recipe, train
-from asap_ray.agents.lessons import Lesson
+from asap_ray.agents.lessons import Lesson, pairs_of
 from asap_ray.search.pool import Pool
 from tests.agents.doubles import small_pool
 from tests.problems import MOE
@@ -24,7 +24,12 @@ def sick(pool: Pool) -> np.ndarray:
 
 @cache
 def taught() -> Weights:
-    return train([*lessons()], seed=1, recipe=SMALL)
+    return taught_with(1)
+
+
+def taught_with(seed: int) -> Weights:
+    given = lessons()
+    return train(pairs_of(given, seed), [each.source for each in given], seed=seed, recipe=SMALL)
 
 
 def lessons() -> list[Lesson]:
@@ -49,7 +54,7 @@ def test_an_error_that_all_lessons_share_is_corrected_on_another_problem() -> No
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    again, other = train(lessons(), seed=1, recipe=SMALL), train(lessons(), seed=2, recipe=SMALL)
+    again, other = taught_with(1), taught_with(2)
     for name in ARRAYS:
         np.testing.assert_array_equal(again.arrays[name], taught().arrays[name])
     assert not np.array_equal(other.arrays["w1"], again.arrays["w1"])
