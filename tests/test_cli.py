@@ -214,9 +214,13 @@ def test_a_command_that_is_asked_to_end_lets_go_of_what_it_holds(
             held.clear()
 
     monkeypatch.setitem(sys.modules, "asap_ray.tasks.tune", types.SimpleNamespace(run=hold))
-    ended = command(TINY)
-    assert (ended.status, ended.err, held) == (128 + number, f"asap-ray: ended by {number.name}\n", [])
-    assert signal.getsignal(number) is signal.SIG_DFL
+    before = signal.signal(number, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        ended = command(TINY)
+        assert (ended.status, ended.err, held) == (128 + number, f"asap-ray: ended by {number.name}\n", [])
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

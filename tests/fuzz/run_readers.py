@@ -30,7 +30,7 @@ from asap_ray.tasks import compiling, remember, show, trajectories
 from asap_ray.tasks.brains import _weights
 from asap_ray.tasks.lessons import lessons_of_runs
 from asap_ray.tasks.night.history import kept, name_of
-from asap_ray.tasks.night.lock import _gone, _owner
+from asap_ray.tasks.night.lock import _gone, _owner, _text
 from asap_ray.tasks.night.matrix import Cell
 from asap_ray.tasks.night.running import read_cell
 from asap_ray.tiers.cache import Cache
@@ -274,7 +274,7 @@ def _host() -> str:
 
 
 def _lock(path: Path) -> None:
-    _gone(path.parent, path, _owner(path))
+    _gone(path.parent, path, _owner(_text(path) or b""))
 
 
 def _build() -> dict[str, Any]:

@@ -30,7 +30,7 @@ from asap_ray.recipe import Recipe
 from asap_ray.settings import load_group
 from asap_ray.tasks import shipping
 from asap_ray.tasks.bundles import bundle_from_mapping
-from asap_ray.tasks.night.lock import _gone, _owner
+from asap_ray.tasks.night.lock import _gone, _owner, _text
 from asap_ray.tasks.scenario import scenario_from_mapping
 from asap_ray.tasks.shipping import _is_wheel
 from asap_ray.tiers.cache import Cache
@@ -185,7 +185,7 @@ def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: bytes) -> None:
 def test_a_lock_of_a_process_that_cannot_be_is_judged_by_its_age(tmp_path: Path, pid: object) -> None:
     path = tmp_path / "night.lock"
     path.write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
-    assert _gone(tmp_path, path, _owner(path)) is (pid == 2**63)
+    assert _gone(tmp_path, path, _owner(_text(path) or b"")) is (pid == 2**63)
 
 
 def test_a_cached_result_that_unpacks_without_end_is_none(tmp_path: Path) -> None:
