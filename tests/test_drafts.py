@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,17 @@ def test_what_fails_amid_writing_changes_nothing(tmp_path: Path) -> None:
 
 def test_bytes_of_a_path_that_are_no_text_are_escapes(tmp_path: Path) -> None:
     assert write_whole(tmp_path / "a", os.fsdecode(b"\xff")).read_text() == "\\udcff"
+
+
+def test_several_that_write_one_file_take_turns(tmp_path: Path) -> None:
+    """As a run and those who show it meanwhile: none fails, none sees or leaves half of another's."""
+    path, texts = tmp_path / "trials.parquet", [str(number) * 100_000 for number in range(6)]
+
+    def write(text: str) -> None:
+        for _ in range(20):
+            write_whole(path, text)
+            assert path.read_text() in texts
+
+    with ThreadPoolExecutor(len(texts)) as pool:
+        list(pool.map(write, texts))
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
